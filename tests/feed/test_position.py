@@ -85,6 +85,12 @@ def test_an_epoch_is_set_unless_the_position_was_loaded_in_it() -> None:
     assert (at.set_epoch(1), at.cursor) == (True, Cursor(1))
     with pytest.raises(OptionError, match="epoch must be an integer >= 0, got -1"):
         at.set_epoch(-1)
+    with pytest.raises(OptionError, match=r"epoch must be an integer >= 0, got 1\.0"):
+        at.set_epoch(1.0)  # type: ignore[arg-type]
+
+
+def test_it_shows_itself() -> None:
+    assert repr(position(Cursor(3, 2))) == "<epoch 3: 2 of 6 batches delivered, rank 0>"
 
 
 @pytest.mark.parametrize(

@@ -318,6 +318,7 @@ def test_too_few_batches_give_no_figures_and_say_so() -> None:
         assert list(w) == []
     assert w.to_dict()["startup_ms"] is None
     assert "0 batches" in str(w)
+    assert repr(w) == str(w), "a notebook shows it"
 
 
 def test_figures_are_available_at_any_time_and_final_after_the_with_block(clock: FakeClock) -> None:

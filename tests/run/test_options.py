@@ -16,6 +16,9 @@ PLAN = Plan(SOURCE.index, Sequential(), batch_size=4)
         ({"executor": "thread"}, r"executor must be one of 'auto', 'inline', 'threads', 'processes', got 'thread'"),
         ({"prefetch": 0}, "prefetch must be an integer >= 1, got 0"),
         ({"prefetch": -2}, "prefetch must be an integer >= 1, got -2"),
+        ({"prefetch": 2.5}, r"prefetch must be an integer >= 1, got 2\.5"),
+        ({"prefetch": True}, "prefetch must be an integer >= 1, got True"),
+        ({"device_ahead": "1"}, "device_ahead must be an integer >= 1, got '1'"),
         ({"start_method": "vfork"}, r"start_method must be one of 'fork', 'forkserver', 'spawn', or None, got 'vfork'"),
         ({"timeout_seconds": 0}, "timeout_seconds must be > 0, or None for no limit, got 0"),
         ({"timeout_seconds": -1.5}, r"timeout_seconds must be > 0.*got -1\.5"),
@@ -47,6 +50,11 @@ def test_options_are_checked_again_when_one_is_replaced() -> None:
 def test_workers_and_executor_that_do_not_go_together_are_refused(workers: Any, executor: Any, words: str) -> None:
     with pytest.raises(OptionError, match=words):
         Loader(SOURCE, PLAN, num_workers=workers, options=RunOptions(executor=executor))
+
+
+def test_a_limit_of_time_needs_workers() -> None:
+    with pytest.raises(OptionError, match="timeout_seconds=5 needs num_workers >= 1, got 0: nothing can interrupt"):
+        Loader(SOURCE, PLAN, options=RunOptions(timeout_seconds=5))
 
 
 def test_a_function_for_workers_needs_processes() -> None:

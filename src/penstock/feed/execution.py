@@ -37,7 +37,7 @@ class Execution:
     def __init__(
         self, plan: BatchPlan, world: World, maker: BatchMaker, *, num_workers: int, options: RunOptions
     ) -> None:
-        self._plan, self._world, self._options = plan, world, options
+        self._plan, self._world, self.options = plan, world, options
         self._num_workers = num_workers
         self.executor: Executor = options.executor_for(num_workers)
         """The executor; `"auto"` until the first batches were timed."""
@@ -79,7 +79,7 @@ class Execution:
             return self._run_in_threads(start, record, first_wait)
         if self._pool is None:
             self._pool = WorkerPool(
-                self._plan, self._world, self.maker, workers=self._num_workers, options=self._options
+                self._plan, self._world, self.maker, workers=self._num_workers, options=self.options
             )
         group_size = 1 if self._pool.is_remote else self._group_size
         return run_in_processes(self._pool, start, group_size=group_size, record=record, first_wait=first_wait)
@@ -104,8 +104,8 @@ class Execution:
     def memory_estimate(self, batch_bytes: int) -> MemoryEstimate:
         """Return the peak memory of an epoch whose batches have `batch_bytes`, in main memory."""
         group_size, workers = self._group_size, self._num_workers
-        ahead = {"inline": group_size, "threads": workers * self._options.prefetch * group_size}
-        held = ahead.get(self.executor, max(ahead["threads"], workers * (self._options.prefetch + 1))) + 1
+        ahead = {"inline": group_size, "threads": workers * self.options.prefetch * group_size}
+        held = ahead.get(self.executor, max(ahead["threads"], workers * (self.options.prefetch + 1))) + 1
         window_bytes = max_window_items(self._plan.passes) * (batch_bytes // self._plan.batch_size)
         windows = self.maker.windows_held
         if self.executor in ("processes", "auto"):
@@ -145,13 +145,13 @@ class Execution:
     def _run_in_threads(
         self, start: Cursor, record: Record, first_wait: FirstWait
     ) -> tuple[Generator[Any, None, None], Callable[[], None]]:
-        handoff = Handoff(self._num_workers * self._options.prefetch)
+        handoff = Handoff(self._num_workers * self.options.prefetch)
         windows_ahead = self._window_capacity("threads")[1]
         setup = ThreadSetup(
             threads=self._num_workers,
             windows_ahead=windows_ahead,
             group_size=self._group_size,
-            timeout_seconds=self._options.timeout_seconds,
+            timeout_seconds=self.options.timeout_seconds,
             read_ahead=self.read_ahead(start, windows_ahead),
         )
         batches = run_in_threads(
@@ -174,7 +174,7 @@ class Execution:
         """Decide, before the first batch, what to read ahead and what to give back."""
         if not self._has_decided:
             self._has_decided = True
-            self.maker = replace(self.maker, pages=decide_pages(self.maker.source, self._plan, self._options))
+            self.maker = replace(self.maker, pages=decide_pages(self.maker.source, self._plan, self.options))
 
     def read_ahead(self, start: Cursor, windows_ahead: int = 0) -> ReadAhead:
         """Return what tells the source which items come after `start`."""
@@ -195,7 +195,7 @@ class Execution:
         lanes = -(-self._plan.lanes // self._world.size)
         if executor == "processes":
             return window_capacity(self._plan.passes, lanes=-(-lanes // self._num_workers), in_flight=0)
-        in_flight = self._num_workers * self._options.prefetch * self._group_size
+        in_flight = self._num_workers * self.options.prefetch * self._group_size
         return window_capacity(self._plan.passes, lanes=lanes, in_flight=in_flight)
 
 
@@ -218,7 +218,8 @@ class _Choosing:
         read_ahead = execution.read_ahead(self._start)
         try:
             read_ahead.advance(0)
-            first = choose_executor(share.draws(), execution.maker, self._record, self._first_wait)
+            timeout = execution.options.timeout_seconds
+            first = choose_executor(share.draws(), execution.maker, self._record, self._first_wait, timeout)
             for batches, executor in first:
                 made += len(batches)
                 if executor is not None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
+from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
 from penstock.plan.batch_plan import BatchPlan
 from penstock.plan.cursor import Cursor
@@ -78,6 +79,9 @@ class Position:
         """The epoch that follows if an epoch that was begun is not resumed."""
         return self._delivery.start.epoch + self._delivery.is_begun
 
+    def __repr__(self) -> str:
+        return f"<epoch {self.epoch}: {self.delivered} of {len(self)} batches delivered, rank {self.world.rank}>"
+
     def __len__(self) -> int:
         return self._share(Cursor(self.epoch)).n_steps
 
@@ -121,8 +125,7 @@ class Position:
 
     def set_epoch(self, epoch: int) -> bool:
         """Go to the start of `epoch`, unless it is a loaded position in that epoch; return whether it moved."""
-        if epoch < 0:
-            raise OptionError(f"epoch must be an integer >= 0, got {epoch}.")
+        epoch = check_integer("epoch", epoch, at_least=0)
         if not self._delivery.is_begun and self.epoch == epoch:
             return False
         self.go_to(Cursor(epoch))

@@ -238,6 +238,9 @@ class Watch(Generic[T]):
     def __str__(self) -> str:
         return summary(self.to_dict())
 
+    __repr__ = __str__
+    """A notebook shows the summary."""
+
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Plot waiting and training over time, the distribution of both, and the memory; the suffix sets the format.
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from penstock.core.errors import WorkerError
 from penstock.core.types import Draw
 from penstock.run.first_wait import QUIET_SECONDS, FirstWait
 from penstock.run.make_batch import BatchMaker, Failure, Record
@@ -35,7 +36,11 @@ _TICK_SECONDS = 0.001
 
 
 def choose_executor(
-    draws: Iterator[Draw], maker: BatchMaker, record: Record, first_wait: FirstWait
+    draws: Iterator[Draw],
+    maker: BatchMaker,
+    record: Record,
+    first_wait: FirstWait,
+    timeout_seconds: float | None = None,
 ) -> Iterator[tuple[list[Any], Executor | None]]:
     """Yield the batches of the first draws; with the last of them, what should make the others. A Failure ends them.
 
@@ -43,9 +48,10 @@ def choose_executor(
        that another thread barely runs meanwhile, processes.
     2. Otherwise, the next draws in pairs, by two threads at once: threads if they overlap, processes if they take
        turns, such as for a lock in a library.
+    3. They take longer than the timeout: WorkerError, as from threads.
     """
     began = time.perf_counter()
-    alone = _make_together(list(itertools.islice(draws, 1)), maker, record, first_wait)
+    alone = _make_together(list(itertools.islice(draws, 1)), maker, record, timeout_seconds, first_wait)
     first_wait.end()
     if alone.seconds < _SHORT_SECONDS or alone.busy_cpus > _OWN_THREADS or alone.has_failed:
         yield alone.batches, "threads"
@@ -55,7 +61,7 @@ def choose_executor(
         return
     yield alone.batches, None
     for turn in range(_PAIRS):
-        both = _make_together(list(itertools.islice(draws, 2)), maker, record)
+        both = _make_together(list(itertools.islice(draws, 2)), maker, record, timeout_seconds)
         if len(both.batches) < 2 or both.has_failed or both.seconds < _SERIAL_RATIO * alone.seconds:
             yield both.batches, "threads"
             return
@@ -77,12 +83,18 @@ class _Timing(NamedTuple):
 
 
 def _make_together(
-    draws: list[Draw], maker: BatchMaker, record: Record, first_wait: FirstWait | None = None
+    draws: list[Draw],
+    maker: BatchMaker,
+    record: Record,
+    timeout_seconds: float | None,
+    first_wait: FirstWait | None = None,
 ) -> _Timing:
     """Make each draw in a thread of its own; the batches end with the first Failure.
 
     Parameters
     ----------
+    timeout_seconds
+        How long they may take. Without a limit, this thread makes the first one.
     first_wait
         The wait for these draws if they are the first of the iteration: the interpreter is probed meanwhile.
     """
@@ -91,15 +103,21 @@ def _make_together(
     def make(number: int) -> None:
         made[number].extend(maker.make_batches([draws[number]], record))
 
-    others = [threading.Thread(target=make, args=(number,), daemon=True) for number in range(1, len(draws))]
+    own = draws[:1] if timeout_seconds is None else []
+    others = [threading.Thread(target=make, args=(number,), daemon=True) for number in range(len(own), len(draws))]
     began, cpu_began = time.perf_counter(), time.process_time()
     with _probe_interpreter(draws, first_wait) as delays:
         for thread in others:
             thread.start()
-        if draws:
+        if own:
             make(0)
-        for thread in others:
-            thread.join()
+        for thread, draw in zip(others, draws[len(own) :], strict=True):
+            thread.join(None if timeout_seconds is None else began + timeout_seconds - time.perf_counter())
+            if thread.is_alive():
+                raise WorkerError(
+                    f"No batch within timeout_seconds={timeout_seconds}: batch {draw.batch} of epoch {draw.epoch}, "
+                    f"items {draw.items.tolist()}."
+                )
         seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
     batches: list[Any] = []
     for each in made:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
 
 __all__ = ["Executor", "RunOptions", "StartMethod"]
@@ -30,7 +31,7 @@ class RunOptions:
     """Keep worker processes after an epoch, until `close()`. Saves their start; costs their memory."""
 
     timeout_seconds: float | None = None
-    """Raise an error that names the items if a batch takes longer than this; None: no limit."""
+    """Raise an error that names the items if a batch takes longer than this; None: no limit. Needs workers."""
 
     device_ahead: int = 1
     """Batches copied to the device ahead of the one in use; each takes its bytes there."""
@@ -58,8 +59,7 @@ class RunOptions:
             allowed = ", ".join(map(repr, get_args(Executor)))
             raise OptionError(f"executor must be one of {allowed}, got {self.executor!r}.")
         for name, count in (("prefetch", self.prefetch), ("device_ahead", self.device_ahead)):
-            if count < 1:
-                raise OptionError(f"{name} must be an integer >= 1, got {count!r}.")
+            check_integer(name, count, at_least=1)
         for name, size in (("read_ahead_bytes", self.read_ahead_bytes), ("page_cache_bytes", self.page_cache_bytes)):
             if size is not None and size < 0:
                 raise OptionError(f"{name} must be an integer >= 0, got {size!r}.")
@@ -79,6 +79,11 @@ class RunOptions:
         if num_workers == 0:
             if self.executor in ("threads", "processes"):
                 raise OptionError(f"executor={self.executor!r} needs num_workers >= 1, got 0.")
+            if self.timeout_seconds is not None:
+                raise OptionError(
+                    f"timeout_seconds={self.timeout_seconds} needs num_workers >= 1, got 0: nothing can interrupt "
+                    "this thread while it makes a batch. Use num_workers=1, or timeout_seconds=None."
+                )
             return "inline"
         if self.executor == "inline":
             raise OptionError(f"executor='inline' needs num_workers=0, got {num_workers}. Use 0, or another executor.")

@@ -45,7 +45,11 @@ class Setting:
     def apply_to(self, options: RunOptions) -> RunOptions:
         """Return the options of a penstock loader with this setting."""
         executor: Executor = self.executor if self.workers else "auto"
-        return replace(options, executor=executor, prefetch=self.prefetch, persistent=self.executor == "processes")
+        timeout = options.timeout_seconds if self.workers else None
+        persistent = self.executor == "processes"
+        return replace(
+            options, executor=executor, prefetch=self.prefetch, persistent=persistent, timeout_seconds=timeout
+        )
 
     def __str__(self) -> str:
         if not self.workers:
