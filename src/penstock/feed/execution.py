@@ -98,8 +98,7 @@ class Execution:
             self._pool, self.maker = None, replace(self.maker, seed=plan.seed, windows_held=windows)
         elif self._pool is not None:
             self._pool.plan = plan
-        if self.maker.pages.plan is not None:
-            self.maker = replace(self.maker, pages=replace(self.maker.pages, plan=plan))
+        self.maker.pages.set_plan(plan)
 
     def memory_estimate(self, batch_bytes: int) -> MemoryEstimate:
         """Return the peak memory of an epoch whose batches have `batch_bytes`, in main memory."""

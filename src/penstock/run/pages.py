@@ -38,7 +38,7 @@ _MOST_ITEMS = 1 << 24  # one byte each; of more items, none are kept
 _UNKNOWN_BYTES = 1 << 16  # of an item whose size is not known
 
 
-@dataclass(frozen=True)
+@dataclass
 class Pages:
     """How much is read ahead, and which items are given back after they were read; by default neither."""
 
@@ -59,6 +59,12 @@ class Pages:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_first": {}}
+
+    def set_plan(self, plan: BatchPlan) -> None:
+        """Keep what the epochs of another plan need first."""
+        if self.plan is not None:
+            self.plan = plan
+            self._first.clear()
 
     def give_back(self, source: Source, items: _Int64s, epoch: int) -> None:
         """Give back the pages of items that were read in `epoch`, unless the next epoch needs them early."""

@@ -114,6 +114,7 @@ class _Worker:
                 return
             if isinstance(request, NewPlan):
                 plan, self._draws = request.plan, _Draws()
+                self._maker.pages.set_plan(plan)
                 continue
             if request.number < self._board[number + 1]:
                 self._pipe.send(Answer(request.number, None, None, []))
