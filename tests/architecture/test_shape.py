@@ -33,7 +33,6 @@ NOT_PARTICIPLES = {"seed", "feed", "need", "speed", "embed"}
 PARTICIPLES = {
     "penstock.core.index.stored",
     "penstock.source.volume.ngff.opened",
-    "penstock.transform.spatial.spatial.applied",
 }
 HISTORY = ("seed 00", "the document ", "the document's", "seed's own")
 

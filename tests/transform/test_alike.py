@@ -12,7 +12,7 @@ from penstock.core.errors import OptionError
 from penstock.core.seeds import generator_for
 from penstock.transform.compose import Compose
 from penstock.transform.crops import RandomCrop, RandomShift
-from penstock.transform.noise import Clip, GaussianNoise, RandomGain
+from penstock.transform.noise import Clip, GaussianNoise
 from penstock.transform.specaugment import SpecAugment
 from penstock.transform.standardize import Standardize
 
@@ -26,8 +26,6 @@ def every(field: str | int | None = None) -> list[Any]:
         SpecAugment(6, 4, mask_value="min", p=1.0, field=field),
         GaussianNoise(0.5, p=0.7, field=field),
         GaussianNoise(50.0, p=1.0, value_range=(0, 200), field=field),
-        RandomGain(0.5, 2.0, axis=0, field=field),
-        RandomGain(0.5, 2.0, p=0.5, field=field),
         RandomCrop(5, axis=-1, field=field),
         RandomShift(4, axis=-1, field=field),
         RandomShift(4, axis=-2, fill="mean", p=0.8, field=field),
@@ -68,7 +66,7 @@ def test_arrays_and_tensors_come_out_equal_to_the_last_bit_and_go_in_unchanged(n
         seen.add(from_array.tobytes())
     assert same(array, item(dtype))
     assert same(tensor.numpy(), item(dtype))
-    random_ones = ("SpecAugment", "GaussianNoise", "RandomGain", "RandomCrop", "RandomShift", "Compose")
+    random_ones = ("SpecAugment", "GaussianNoise", "RandomCrop", "RandomShift", "Compose")
     assert (len(seen) > 1) == (type(transform).__name__ in random_ones)
 
 
@@ -111,7 +109,7 @@ def test_one_field_is_changed_and_the_others_stay_the_same_objects(number: int) 
 
 
 def test_unchanged_items_are_the_same_objects() -> None:
-    for transform in (SpecAugment(p=0.0), GaussianNoise(p=0.0), RandomGain(p=0.0), RandomShift(3, p=0.0), Compose([])):
+    for transform in (SpecAugment(p=0.0), GaussianNoise(p=0.0), RandomShift(3, p=0.0), Compose([])):
         for given in (item(), torch.ones(2, 3), (item(), 1)):
             assert transform(given, generator_for(0, "augment", 0, 0)) is given
 

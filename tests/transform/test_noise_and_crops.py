@@ -11,7 +11,7 @@ from penstock.core.seeds import generator_for
 from penstock.transform.compose import Compose
 from penstock.transform.crops import RandomCrop, RandomShift
 from penstock.transform.moments import Moments
-from penstock.transform.noise import Clip, GaussianNoise, RandomGain
+from penstock.transform.noise import Clip, GaussianNoise
 from penstock.transform.specaugment import SpecAugment
 from penstock.transform.standardize import Standardize
 
@@ -38,22 +38,11 @@ def test_a_range_holds_with_noise_and_without_it() -> None:
     assert np.array_equal(GaussianNoise(0.5, 0.0, (0, 1))(values, rng()), values.clip(0, 1))
 
 
-def test_p_is_the_fraction_of_items_with_noise_or_gain() -> None:
+def test_p_is_the_fraction_of_items_with_noise() -> None:
     values = np.ones(2)
-    for transform in (GaussianNoise(p=0.8), RandomGain(p=0.8), RandomShift(1, p=0.8)):
+    for transform in (GaussianNoise(p=0.8), RandomShift(1, p=0.8)):
         changed = sum(transform(values, rng(number)) is not values for number in range(1500))
         assert abs(changed - 1200) < 5 * np.sqrt(1500 * 0.16)
-
-
-@pytest.mark.parametrize(("axis", "n_factors"), [(None, 1), (0, 3), (1, 4), (-1, 4)])
-def test_gain_is_one_factor_for_each_index_of_the_axis(axis: int | None, n_factors: int) -> None:
-    values = np.arange(1.0, 13.0).reshape(3, 4)
-    factors = RandomGain(0.5, 2.0, axis=axis)(values, rng()) / values
-    along = factors if axis is None else np.moveaxis(factors, axis, 0).reshape(n_factors, -1)
-    assert np.ptp(along.reshape(n_factors, -1), axis=1).max() < 1e-12
-    assert len(np.unique(factors.round(9))) == n_factors
-    drawn = [float(RandomGain(0.5, 2.0)(np.ones(1), rng(number))[0]) for number in range(2000)]
-    assert stats.kstest(drawn, stats.uniform(0.5, 1.5).cdf).pvalue > 0.01
 
 
 @pytest.mark.parametrize(
@@ -132,11 +121,10 @@ def test_free_places_may_be_filled_with_the_mean() -> None:
             r"value_range must be two numbers, the smaller one first, got \(1, 0\)",
         ),
         (lambda: GaussianNoise(value_range=1), r"value_range must be \(low, high\), got 1"),
-        (lambda: RandomGain(2, 1), "low must be <= high, got low=2, high=1"),
-        (lambda: RandomGain(axis="time"), "axis must be an integer, .*, got 'time'"),
         (lambda: Clip(1, 1), r"\(low, high\) must be two numbers, the smaller one first, got \(1, 1\)"),
         (lambda: Clip(None, 1), "must be two numbers, the smaller one first"),
         (lambda: RandomCrop(0), "size must be an integer >= 1, got 0"),
+        (lambda: RandomShift(1, axis="time"), "axis must be an integer, .*, got 'time'"),
         (lambda: RandomShift(-1), "most must be an integer >= 0, got -1"),
         (lambda: RandomShift(1, fill="edge"), "fill must be a number or one of 'mean', 'min', 'wrap', got 'edge'"),
         (lambda: RandomShift(1, p=None), "p must be a finite number, got None"),
@@ -151,8 +139,6 @@ def test_invalid_arguments_are_refused(make: Any, said: str) -> None:
     ("transform", "values", "said"),
     [
         (GaussianNoise(), np.ones(3, int), "GaussianNoise needs floating-point data, got int64"),
-        (RandomGain(), np.ones(3, np.uint8), "RandomGain needs floating-point data, got uint8"),
-        (RandomGain(axis=1), np.ones(3), r"RandomGain needs axis 1, got an item of shape \(3,\)"),
         (RandomCrop(4), np.ones(3), r"size must be <= 3, the length of axis -1 of an item of shape \(3,\), got 4"),
         (RandomShift(4, axis=2), np.ones(3), "RandomShift needs axis 2"),
         (Clip(0, 1), np.ones(3, bool), "got booleans"),

@@ -1,17 +1,11 @@
-from penstock.transform.batch import transform_batch as transform_batch
 from penstock.transform.compose import Compose as Compose
 from penstock.transform.crops import RandomCrop as RandomCrop
 from penstock.transform.crops import RandomShift as RandomShift
-from penstock.transform.intensity import Binarize as Binarize
-from penstock.transform.intensity import Blur as Blur
 from penstock.transform.intensity import NanToNum as NanToNum
 from penstock.transform.intensity import Normalize as Normalize
-from penstock.transform.intensity import RandomContrast as RandomContrast
-from penstock.transform.intensity import RandomGamma as RandomGamma
 from penstock.transform.moments import Moments as Moments
 from penstock.transform.noise import Clip as Clip
 from penstock.transform.noise import GaussianNoise as GaussianNoise
-from penstock.transform.noise import RandomGain as RandomGain
 from penstock.transform.presets import get_augmentation_params as get_augmentation_params
 from penstock.transform.presets import get_recommended_params as get_recommended_params
 from penstock.transform.quantization import dequantize as dequantize

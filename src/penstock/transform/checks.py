@@ -8,12 +8,10 @@ import numpy as np
 from penstock.core.errors import OptionError
 
 __all__ = [
-    "ClipsToRange",
     "Fill",
     "check_axis",
     "check_field",
     "check_fill",
-    "check_low_high",
     "check_number",
     "check_probability",
     "check_range",
@@ -68,29 +66,6 @@ def check_value_range(value_range: Any) -> tuple[float, float]:
     if not isinstance(value_range, tuple | list) or len(value_range) != 2:
         raise OptionError(f"value_range must be (low, high), got {value_range!r}.")
     return check_range("value_range", *value_range)
-
-
-class ClipsToRange:
-    """A transform with a field `value_range` that its output is clipped to; None: it is not clipped."""
-
-    __slots__ = ()
-
-    value_range: tuple[float, float] | None
-
-    @property
-    def clips_to(self) -> tuple[float, float] | None:
-        """Range that the output is clipped to; None: it is not clipped."""
-        return self.value_range
-
-    def _check_value_range(self) -> None:
-        if self.value_range is not None:
-            object.__setattr__(self, "value_range", check_value_range(self.value_range))
-
-
-def check_low_high(low: Any, high: Any, *, at_least: float = -math.inf) -> None:
-    """Raise OptionError unless `low` and `high` are finite numbers with low <= high."""
-    if check_number("low", low, at_least=at_least) > check_number("high", high, at_least=at_least):
-        raise OptionError(f"low must be <= high, got low={low}, high={high}.")
 
 
 def check_fill(name: str, value: Any, *words: str) -> Fill:

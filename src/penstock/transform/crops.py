@@ -1,6 +1,5 @@
 """Random crops and shifts along an axis."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,14 +43,6 @@ class RandomCrop:
     def _transform(self, values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
         # A copy: a view would keep the whole item in memory.
         return values[self._place(values.shape, rng)].copy()
-
-    def transform_rows(self, values: NDArray[Any], rngs: Sequence[np.random.Generator]) -> NDArray[Any]:
-        """Return the items of an array of shape (items, …), each transformed with its generator."""
-        places = [self._place(values.shape[1:], rng) for rng in rngs]
-        made = np.empty((len(rngs), *values[0][places[0]].shape), values.dtype)
-        for row, place in enumerate(places):
-            made[row] = values[row][place]
-        return made
 
     def _place(self, shape: tuple[int, ...], rng: np.random.Generator) -> tuple[slice, ...]:
         axis = require_axis(shape, self.axis, "RandomCrop")
@@ -112,10 +103,3 @@ class RandomShift:
             free = slice(0, places) if places >= 0 else slice(values.shape[axis] + places, None)
             shifted[(slice(None),) * axis + (free,)] = fill_value(values, self.fill)
         return shifted
-
-    def transform_rows(self, values: NDArray[Any], rngs: Sequence[np.random.Generator]) -> NDArray[Any]:
-        """Return the items of an array of shape (items, …), each transformed with its generator."""
-        made = np.empty_like(values)
-        for row, rng in enumerate(rngs):
-            made[row] = self._transform(values[row], rng)
-        return made

@@ -1,7 +1,6 @@
 """SpecAugment: random masks in time and frequency (Park et al., 2019)."""
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,17 +75,6 @@ class SpecAugment:
         self._mask(masked, fill_value(values, self.mask_value), rng)
         return masked
 
-    def transform_rows(self, values: NDArray[Any], rngs: Sequence[np.random.Generator]) -> NDArray[Any]:
-        """Return the items of an array of shape (items, …), each transformed with its generator."""
-        _check_item(values.shape[1:])
-        changed = [row for row, rng in enumerate(rngs) if rng.random() < self.p]
-        if not changed:
-            return values
-        masked = values.copy()
-        for row in changed:
-            self._mask(masked[row], fill_value(values[row], self.mask_value), rngs[row])
-        return masked
-
     def _mask(self, masked: NDArray[Any], fill: Any, rng: np.random.Generator) -> None:
         n_bins, n_columns = masked.shape[-2:]
         for stripe in _stripes("time_mask_param", n_columns, self.time_mask_param, self.num_time_masks, rng):
@@ -99,7 +87,7 @@ def _check_item(shape: tuple[int, ...]) -> None:
     if len(shape) not in (2, 3):
         raise OptionError(
             "SpecAugment takes items of shape (frequency, time) or (channel, frequency, time), got shape "
-            f"{shape}. For a batch, use transform_batch(transform, batch, rngs)."
+            f"{shape}. It is called for each item of a batch."
         )
 
 

@@ -1,6 +1,5 @@
 """Standardization: mean 0 and standard deviation 1 over the training items."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -79,10 +78,6 @@ class Standardize:
 
     def _transform(self, values: NDArray[Any]) -> NDArray[Any]:
         return self._apply(values, values)
-
-    def transform_rows(self, values: NDArray[Any], rngs: Sequence[np.random.Generator]) -> NDArray[Any]:  # noqa: ARG002
-        """Return the items of an array of shape (items, …), each transformed with its generator."""
-        return self._apply(values, values[0])
 
     def _apply(self, values: NDArray[Any], item: NDArray[Any]) -> NDArray[Any]:
         """Return `values`, which are an item or several, standardized."""

@@ -30,8 +30,7 @@ from penstock.core.errors import DamageError, OptionError, SourceError
 from penstock.recipes.cellmap.dataset import CellMapDataset, split_target_path
 from penstock.recipes.cellmap.image import CellMapImage, EmptyImage
 from penstock.recipes.cellmap.loader import CellMapDataLoader
-from penstock.transform.intensity import Binarize
-from penstock.transform.noise import GaussianNoise
+from penstock.transform.noise import Clip, GaussianNoise
 
 
 @pytest.fixture(scope="module")
@@ -236,7 +235,7 @@ def test_value_transforms_get_only_a_tensor_if_their_other_parameters_are_option
 
 
 def test_random_value_transforms_are_given_a_generator_of_item_and_epoch(folder: Path) -> None:
-    dataset = cell(folder, raw_value_transforms=GaussianNoise(std=1.0), target_value_transforms=Binarize(0.5), rng=5)
+    dataset = cell(folder, raw_value_transforms=GaussianNoise(std=1.0), target_value_transforms=Clip(0, 1), rng=5)
     first, second = dataset[40], dataset[40]  # reads are counted as epochs until one is set
     dataset.set_epoch(0)
     assert torch.equal(first["raw"], dataset[40]["raw"])

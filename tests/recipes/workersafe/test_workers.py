@@ -26,7 +26,7 @@ from penstock.source.array import ArraySource
 from penstock.source.dataset import DatasetSource
 from penstock.transform.compose import Compose
 from penstock.transform.crops import RandomShift
-from penstock.transform.noise import GaussianNoise, RandomGain
+from penstock.transform.noise import GaussianNoise
 from penstock.transform.specaugment import SpecAugment
 from penstock.transform.standardize import Standardize
 
@@ -38,7 +38,6 @@ BASE = TensorDataset(torch.from_numpy(DATA), torch.arange(N_ITEMS))
 TRANSFORM = Compose(
     [
         RandomShift(4),
-        RandomGain(0.9, 1.1, axis=-2),
         GaussianNoise(3.0),
         Standardize(np.arange(5.0), np.arange(1.0, 6.0), axis=-2),
         SpecAugment(9, 4),
@@ -132,7 +131,6 @@ def test_named_fields_of_an_array_source_come_out_the_same() -> None:
     named = Compose(
         [
             RandomShift(4, field="x"),
-            RandomGain(0.9, 1.1, axis=-2, field="x"),
             GaussianNoise(3.0, field="x"),
             Standardize(np.arange(5.0), np.arange(1.0, 6.0), axis=-2, field="x"),
             SpecAugment(9, 4, field="x"),

@@ -19,7 +19,7 @@ TURN = {"rotate": {"axes": {"z": [-45, 45]}}}
     ("transforms", "said"),
     [
         ({"miror": {"axes": {"x": 1}}}, "A spatial transform must be one of .*, got 'miror'. Did you mean 'mirror'?"),
-        ({"elastic": {}}, r"must be one of 'mirror', 'transpose', 'rotate', 'deform', got 'elastic'\.$"),
+        ({"elastic": {}}, r"must be one of 'mirror', 'transpose', 'rotate', got 'elastic'\.$"),
         ("mirror", "transforms must be a dictionary such as .*, got 'mirror'"),
         (
             {"mirror": {"axes": {"X": 0.5}}},
@@ -41,18 +41,6 @@ TURN = {"rotate": {"axes": {"z": [-45, 45]}}}
         ({"rotate": {"axes": {"z": 45}}}, r"rotate about z must be \[lowest, highest\] angle in degrees, got 45"),
         ({"rotate": {"axes": {"z": [45, -45]}}}, r"must have the smaller angle first, got \[45, -45\]"),
         ({"rotate": {"axes": {"z": [0, np.inf]}}}, "angle about z must be a finite number, got inf"),
-        ({"deform": {"spacing": 8}}, "deform must have 'std', in world units"),
-        ({"deform": {"spacing": 0, "std": 1}}, "spacing of deform must be > 0, in world units, got 0"),
-        (
-            {"deform": {"spacing": [8, 8], "std": 1}},
-            r"spacing of deform must be one number, or 3 for zyx, got \[8, 8\]",
-        ),
-        ({"deform": {"spacing": 8, "std": -1}}, "std of deform must be a finite number >= 0, got -1"),
-        (
-            {"deform": {"spacng": 8, "std": 1}},
-            "An option of deform must be one of .*, got 'spacng'. Did you mean 'spacing'?",
-        ),
-        ({"deform": {"spacing": 6, "std": 1}}, "spacing of deform along z must be >= 8, .*, got 6"),
     ],
 )
 def test_invalid_transforms_are_refused_with_what_is_allowed(transforms: Any, said: str) -> None:

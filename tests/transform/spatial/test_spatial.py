@@ -12,11 +12,7 @@ from scipy import ndimage
 from scipy.spatial.transform import Rotation
 
 from penstock.core.seeds import generator_for
-from penstock.transform.spatial.change import Change
 from penstock.transform.spatial.spatial import Spatial
-
-SIGNS = np.array([[0, 2, 0, 0], [-1, 0, 1, 0], [2, -5, 4, -1], [-1, 3, -3, 1]]) / 2
-"""The Catmull-Rom cubic, as a matrix."""
 
 
 def rng(number: int = 0) -> np.random.Generator:
@@ -27,28 +23,10 @@ def rotate_by(**degrees: float) -> dict[str, Any]:
     return {"rotate": {"axes": {axis: [angle, angle] for axis, angle in degrees.items()}}}
 
 
-def displacement(change: Change, offset: np.ndarray) -> np.ndarray:
-    """The field at one place, by one sum over 64 control points."""
-    if change.field is None:
-        return np.zeros(3)
-    points, options = change.field.points, change.field.deformation
-    middle = np.array(points.shape[1:]) // 2
-    place = offset / options.spacing
-    cell = np.floor(place)
-    weights = [np.array([1, t, t * t, t**3]) @ SIGNS for t in place - cell]
-    total = np.zeros(3)
-    for taps in itertools.product(range(4), repeat=3):
-        at = [int(c) + m + t - 1 for c, m, t in zip(cell, middle, taps, strict=True)]
-        weight = math.prod(w[t] for w, t in zip(weights, taps, strict=True))
-        if weight:
-            total += weight * points[(slice(None), *at)]
-    return np.clip(total, -np.array(options.most), options.most)
-
-
-def source_index(change: Change, matrix: np.ndarray, spec: Any, shape_in: Any, voxel: Any) -> list[float]:
+def source_index(matrix: np.ndarray, spec: Any, shape_in: Any, voxel: Any) -> list[float]:
     shape, scale = np.array(spec[0]), np.array(spec[1], float)
     offset = (np.array(voxel) - (shape - 1) / 2) * scale
-    place = (matrix @ offset + displacement(change, offset)) / scale + (np.array(shape_in) - 1) / 2
+    place = matrix @ offset / scale + (np.array(shape_in) - 1) / 2
     return [round(x) if abs(x - round(x)) < 1e-9 else float(x) for x in place]
 
 
@@ -202,7 +180,6 @@ def test_an_unchanged_array_is_the_same_object_and_a_margin_is_cut_off() -> None
     shape=st.tuples(*[st.integers(1, 4)] * 3),
     margin=st.tuples(*[st.integers(0, 2)] * 3),
     scale=st.sampled_from([(4, 4, 4), (8, 4, 4), (5, 2.5, 3)]),
-    std=st.sampled_from([None, 0.0, 3.0]),
     number=st.integers(0, 99),
 )
 def test_every_voxel_is_what_a_loop_over_voxels_finds(
@@ -213,18 +190,14 @@ def test_every_voxel_is_what_a_loop_over_voxels_finds(
     shape: tuple[int, ...],
     margin: tuple[int, ...],
     scale: Any,
-    std: float | None,
     number: int,
 ) -> None:
     arrays = {"raw": (shape, scale, "linear", 1e4), "labels": ((2, 1, 3), (16, 8, 5), "nearest", -1)}
     options: dict[str, Any] = {"mirror": {"axes": dict.fromkeys(mirrored, 1.0)}, **rotate_by(**angles)}
     if transposed:
         options["transpose"] = {"axes": list(transposed)}
-    if std is not None:
-        options["deform"] = {"spacing": 16, "std": std, "most": 4}
     spatial = Spatial(options, arrays)
     change = spatial.change(rng(number))
-    assert (change.field is None) == (not std)
     # The matrix, by scipy and in (x, y, z): one of those that the transposition may be.
     rotation = Rotation.from_euler("xyz", [angles[axis] for axis in "xyz"], degrees=True).as_matrix()
     flips = np.diag([-1.0 if axis in mirrored else 1.0 for axis in "xyz"])
@@ -233,19 +206,19 @@ def test_every_voxel_is_what_a_loop_over_voxels_finds(
         moves = dict(zip(transposed, to, strict=True))
         swap = np.array([[float(moves.get(column, column) == row) for column in "xyz"] for row in "xyz"])
         possible.append((rotation @ swap @ flips).T[::-1, ::-1])
-    matrix = min(possible, key=lambda each: np.abs(each - change.matrix).max())
-    assert np.abs(matrix - change.matrix).max() < 1e-12
+    matrix = min(possible, key=lambda each: np.abs(each - change).max())
+    assert np.abs(matrix - change).max() < 1e-12
 
     item = {}
     for name, (size, *_) in arrays.items():
         shape_in = [n + 2 * m for n, m in zip(size, margin, strict=True)]
         item[name] = np.arange(2.0 * math.prod(shape_in)).reshape(2, *shape_in)
-    made = spatial.applied(item, change)
+    made = spatial.apply(item, change)
     for name, spec in arrays.items():
         values = item[name]
         assert made[name].shape == (2, *spec[0])
         for voxel in np.ndindex(*spec[0]):
-            place = source_index(change, matrix, spec, values.shape[1:], voxel)
+            place = source_index(matrix, spec, values.shape[1:], voxel)
             for channel in range(2):
                 found = made[name][(channel, *voxel)]
                 if spec[2] == "linear":
@@ -256,20 +229,17 @@ def test_every_voxel_is_what_a_loop_over_voxels_finds(
 
 @pytest.mark.parametrize(("how", "order"), [("linear", 1), ("nearest", 0)])
 @pytest.mark.parametrize("pad", [0.0, -7.5])
-def test_turns_and_deformations_are_what_scipy_makes_of_them(how: str, order: int, pad: float) -> None:
+def test_turns_are_what_scipy_makes_of_them(how: str, order: int, pad: float) -> None:
     shape, scale = (7, 70, 80), np.array([80.0, 8.0, 11.0])  # more voxels than are worked on at a time
-    options = {"deform": {"spacing": 150, "std": 20}, **rotate_by(x=20, y=-35, z=71)}
-    spatial = Spatial(options, {"raw": (shape, tuple(scale), how, pad)})
+    spatial = Spatial(rotate_by(x=20, y=-35, z=71), {"raw": (shape, tuple(scale), how, pad)})
     change = spatial.change(rng(5))
     values = rng().random((9, 74, 80))
     offsets = [(np.arange(n) - (n - 1) / 2) * s for n, s in zip(shape, scale, strict=True)]
     grid = np.stack(np.meshgrid(*offsets, indexing="ij"))
-    assert change.field is not None
-    shifts = change.field.over(offsets)(slice(None))
-    places = np.einsum("ij,jzyx->izyx", change.matrix, grid) + shifts
+    places = np.einsum("ij,jzyx->izyx", change, grid)
     places = places / scale[:, None, None, None] + (np.array(values.shape)[:, None, None, None] - 1) / 2
     expected = ndimage.map_coordinates(values, places, order=order, mode="grid-constant", cval=pad)
-    assert np.abs(spatial.applied({"raw": values}, change)["raw"] - expected).max() < 1e-12
+    assert np.abs(spatial.apply({"raw": values}, change)["raw"] - expected).max() < 1e-12
 
 
 def test_unknown_labels_stay_unknown_and_do_not_spread() -> None:
@@ -282,7 +252,7 @@ def test_unknown_labels_stay_unknown_and_do_not_spread() -> None:
     unknown = np.isnan(made["raw"])
     change = Spatial(rotate_by(z=30, x=10), arrays).change(rng())
     for voxel in np.ndindex(9, 9, 9):
-        place = source_index(change, change.matrix, arrays["raw"], (9, 9, 9), voxel)
+        place = source_index(change, arrays["raw"], (9, 9, 9), voxel)
         assert unknown[voxel] == (np.abs(np.array(place) - 4).max() < 1)
 
 
@@ -321,11 +291,11 @@ def test_places_within_rounding_of_a_voxel_have_its_value() -> None:
 def test_linear_values_stay_between_their_neighbours_and_integers_are_rounded(dtype: str) -> None:
     values = (rng().random((1, 12, 12, 12)) * 200).astype(dtype)
     arrays = {"raw": ((6, 6, 6), (4, 4, 4), "linear", 0)}
-    spatial = Spatial({"deform": {"spacing": 12, "std": 2}, **rotate_by(z=33)}, arrays)
+    spatial = Spatial(rotate_by(z=33, x=12), arrays)
     change = spatial.change(rng())
-    made = spatial.applied({"raw": values}, change)["raw"]
-    doubles = spatial.applied({"raw": values.astype("f8")}, change)["raw"]
+    made = spatial.apply({"raw": values}, change)["raw"]
+    doubles = spatial.apply({"raw": values.astype("f8")}, change)["raw"]
     assert made.dtype == values.dtype
     assert np.array_equal(made, (np.rint(doubles) if dtype in ("u1", "i2") else doubles).astype(dtype))
     flat = np.full((12, 12, 12), 0.1, dtype) if dtype[0] == "f" else np.full((12, 12, 12), 77, dtype)
-    assert np.ptp(spatial.applied({"raw": flat}, change)["raw"].astype("f8")) < 1e-15
+    assert np.ptp(spatial.apply({"raw": flat}, change)["raw"].astype("f8")) < 1e-15

@@ -1,16 +1,13 @@
-"""Sample a spatial change (a matrix and a displacement field, in world units around the centre) and bound its reach."""
+"""Sample a spatial change, a matrix in world units around the centre, and bound its reach."""
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.seeds import generator_for
-from penstock.transform.spatial.deform import Field
 from penstock.transform.spatial.options import SpatialOptions, rotation_plane
 
-__all__ = ["Change", "reach", "sample_change"]
+__all__ = ["reach", "sample_change"]
 
 _Floats = NDArray[np.float64]
 
@@ -18,25 +15,13 @@ _QUARTER_TURNS = ((1.0, 0.0), (0.0, 1.0), (-1.0, 0.0), (0.0, -1.0))
 """Cosine and sine of multiples of 90°, exactly."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Change:
-    """A spatial change: the output at offset `o` is the input at `matrix · o + field(o)`."""
+def sample_change(options: SpatialOptions, rng: np.random.Generator) -> _Floats:
+    """Return a random orthogonal matrix, in the axis order: the output at offset `o` is the input at `matrix · o`.
 
-    matrix: _Floats
-    """Orthogonal matrix; rows and columns in the axis order."""
-
-    field: Field | None
-    """Displacements in world units; None: no deformation."""
-
-
-def sample_change(options: SpatialOptions, half: _Floats, rng: np.random.Generator) -> Change:
-    """Return a random change for arrays that reach `half` world units to each side of the centre.
-
-    Always takes ten random numbers in a fixed order (x, y, z to mirror, to transpose, to rotate; a key for the
-    deformation), so turning one transform on or off affects neither the others nor later random numbers.
+    Always takes nine random numbers in a fixed order (x, y, z to mirror, to transpose, to rotate), so turning one
+    transform on or off affects neither the others nor later random numbers.
     """
     chances = dict(zip(("mirror", "transpose", "rotate"), rng.random((3, 3)).tolist(), strict=True))
-    key = int(rng.integers(2**63))
     mirror, transpose, rotate = (dict(zip("xyz", chances[name], strict=True)) for name in chances)
     place = options.axis_order.index
     matrix = np.eye(len(options.axis_order))
@@ -53,10 +38,7 @@ def sample_change(options: SpatialOptions, half: _Floats, rng: np.random.Generat
             low, high = options.rotate[axis]
             rotation = _rotation_matrix(options.axis_order, axis, low + rotate[axis] * (high - low))
             forward = (rotation[:, :, None] * forward).sum(1)
-    field = None
-    if options.deform is not None and max(options.deform.most) > 0 and max(options.deform.std) > 0:
-        field = options.deform.field(half, generator_for(key, "deform"))
-    return Change(np.ascontiguousarray(forward.T), field)
+    return np.ascontiguousarray(forward.T)
 
 
 def reach(options: SpatialOptions, half: _Floats) -> _Floats:
@@ -80,7 +62,7 @@ def reach(options: SpatialOptions, half: _Floats) -> _Floats:
     transposed = [place(axis) for axis in options.transpose]
     if transposed:
         far[transposed] = far[transposed].max()
-    return far if options.deform is None else far + np.array(options.deform.most)
+    return far
 
 
 def _rotation_matrix(axis_order: str, about: str, degrees: float) -> _Floats:

@@ -11,7 +11,6 @@ import numpy as np
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
 from penstock.transform.checks import check_number, check_probability
-from penstock.transform.spatial.deform import Deformation
 
 __all__ = [
     "Interpolation",
@@ -55,8 +54,6 @@ class SpatialOptions:
 
     rotate: Mapping[str, tuple[float, float]]
     """Smallest and largest angle about an axis, in degrees."""
-
-    deform: Deformation | None
 
 
 def check_axis_order(axis_order: Any) -> str:
@@ -121,14 +118,12 @@ def parse_transforms(transforms: Any, axis_order: str) -> SpatialOptions:
             f"transforms must be a dictionary such as {{'mirror': {{'axes': {{'x': 0.5}}}}}}, got {transforms!r}."
         )
     for name in given:
-        _check_name("A spatial transform", name, ("mirror", "transpose", "rotate", "deform"))
-    deform = _options("deform", given["deform"], ("spacing", "std", "most")) if "deform" in given else None
+        _check_name("A spatial transform", name, ("mirror", "transpose", "rotate"))
     return SpatialOptions(
         axis_order=axis_order,
         mirror=_mirror(_axes("mirror", given, Mapping), axis_order),
         transpose=_transpose(_axes("transpose", given, Sequence), axis_order),
         rotate=_rotate(_axes("rotate", given, Mapping), axis_order),
-        deform=None if deform is None else Deformation.from_mapping(deform, axis_order),
     )
 
 

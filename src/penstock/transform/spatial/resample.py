@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.transform.arrays import fill_value
-from penstock.transform.spatial.change import Change
 from penstock.transform.spatial.options import SpatialArray
 
 __all__ = ["NEGLIGIBLE", "resample"]
@@ -25,24 +24,20 @@ _SLAB_VOXELS = 2**15
 """Voxels per step: their coordinates, weights and values stay in the cache."""
 
 
-def resample(values: _Array, array: SpatialArray, change: Change) -> _Array:
-    """Return `values` after `change`, in the shape of `array`, around the same centre; leading axes stay."""
+def resample(values: _Array, array: SpatialArray, matrix: _Floats) -> _Array:
+    """Return `values` after the change `matrix`, in the shape of `array`, around the same centre; leading axes stay."""
     scale, shape_in = np.array(array.scale), values.shape[-len(array.shape) :]
     # Input voxels per output voxel; exactly ±1 if the scales are equal.
-    steps = change.matrix * scale / scale[:, None]
+    steps = matrix * scale / scale[:, None]
     middle_out, middle_in = ((np.array(shape) - 1) / 2 for shape in (array.shape, shape_in))
-    if change.field is None:
-        moved = _move_voxels(values, array.shape, steps, middle_in - (steps * middle_out).sum(1))
-        if moved is not None:
-            return moved
-    far = (np.abs(steps) * middle_out).sum(1)
-    if change.field is not None:
-        far += np.array(change.field.deformation.most) / scale
-    padded = bool((far > middle_in + NEGLIGIBLE).any())
+    moved = _move_voxels(values, array.shape, steps, middle_in - (steps * middle_out).sum(1))
+    if moved is not None:
+        return moved
+    padded = bool(((np.abs(steps) * middle_out).sum(1) > middle_in + NEGLIGIBLE).any())
     source = _Source(values, len(shape_in), fill_value(values, array.pad_value) if padded else None)
     made = np.empty((source.n_lead, *array.shape), values.dtype)
     take = source.nearest if array.interpolation == "nearest" else source.linear
-    for rows, places in _slabs(array, steps, middle_in, change):
+    for rows, places in _slabs(array, steps, middle_in):
         made[:, rows] = take(places)
     return made.reshape(*values.shape[: -len(shape_in)], *array.shape)
 
@@ -69,15 +64,10 @@ def _move_voxels(values: _Array, shape: tuple[int, ...], steps: _Floats, origin:
     return moved
 
 
-def _slabs(
-    array: SpatialArray, steps: _Floats, middle_in: _Floats, change: Change
-) -> Iterator[tuple[slice, list[_Floats]]]:
+def _slabs(array: SpatialArray, steps: _Floats, middle_in: _Floats) -> Iterator[tuple[slice, list[_Floats]]]:
     """Yield rows of the first axis with the input places of their voxels: one broadcastable array per axis."""
     ndim = len(array.shape)
     offsets: list[_Floats] = [np.arange(size, dtype=np.float64) - (size - 1) / 2 for size in array.shape]
-    displacements = None
-    if change.field is not None:
-        displacements = change.field.over([places * step for places, step in zip(offsets, array.scale, strict=True)])
     n_rows = max(1, _SLAB_VOXELS // math.prod(array.shape[1:]))
     for begin in range(0, array.shape[0], n_rows):
         rows = slice(begin, min(begin + n_rows, array.shape[0]))
@@ -87,10 +77,6 @@ def _slabs(
         # Output axes that an input axis does not depend on are left out: a rotation about z needs only a plane.
         for row, middle in zip(steps, middle_in, strict=True):
             found.append(sum((step * along[axis] for axis, step in enumerate(row) if step), start=np.array(middle)))
-        if displacements is not None:
-            found = [
-                places + by / step for places, by, step in zip(found, displacements(rows), array.scale, strict=True)
-            ]
         yield rows, found
 
 

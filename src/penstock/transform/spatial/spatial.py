@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import OptionError
 from penstock.transform.arrays import fill_value, transform_field
-from penstock.transform.spatial.change import Change, reach, sample_change
+from penstock.transform.spatial.change import reach, sample_change
 from penstock.transform.spatial.options import (
     SpatialArray,
     check_arrays,
@@ -23,13 +23,12 @@ __all__ = ["Spatial"]
 
 
 class Spatial:
-    """Mirrors, transposes, rotates and deforms all arrays of an item alike, at any scale.
+    """Mirrors, transposes and rotates all arrays of an item alike, at any scale.
 
     All arrays share one centre: the middle of each, without channels. A point at offset `p` from it, in world units,
     goes to `q`: mirrored, then transposed, then rotated about x, about y and about z. Rotations are right-handed:
     by +90° about z, +x goes to where +y was; about x, +y to +z; about y, +z to +x. In an array of (z, y, x), a rotation
-    by +90° about z is `numpy.rot90(array, axes=(-1, -2))`. A deformation comes last: the output at `q` is the input at
-    the place where `q` was before, plus a displacement.
+    by +90° about z is `numpy.rot90(array, axes=(-1, -2))`.
 
     Voxels are moved unchanged if all of them fall on voxels: always if mirrored; if transposed or rotated by multiples
     of 90°, when the axes involved have the same scale and extents that are both odd or both even. Otherwise, each array
@@ -45,10 +44,7 @@ class Spatial:
         Possible changes, independent of each other:
         `{"mirror": {"axes": {"x": 0.5, "z": 0.1}}}`: probability that an axis is mirrored;
         `{"transpose": {"axes": ["x", "y"]}}`: axes to permute, all permutations equally likely;
-        `{"rotate": {"axes": {"z": [-45, 45]}}}`: lowest and highest angle about an axis, in degrees;
-        `{"deform": {"spacing": 64, "std": 8}}`: distance of control points and standard deviation of their displacement
-        along each axis, in world units; a number, or one for each axis. Displacements along an axis are at most
-        `"most"`, by default three standard deviations. If `std` is near `spacing` or above, the image folds over.
+        `{"rotate": {"axes": {"z": [-45, 45]}}}`: lowest and highest angle about an axis, in degrees.
     arrays
         Output of each array, by its name in the item: `SpatialArray`, or a tuple (shape in voxels, scale in world
         units, "linear" or "nearest", pad value). Other fields of an item do not change.
@@ -65,7 +61,7 @@ class Spatial:
     {'raw': (0, 14, 14), 'labels': (0, 7, 7)}
     """
 
-    __slots__ = ("_half", "_margins", "_options", "arrays", "axis_order", "transforms")
+    __slots__ = ("_margins", "_options", "arrays", "axis_order", "transforms")
 
     def __init__(
         self, transforms: Mapping[str, Any] | None, arrays: Mapping[str, Any], axis_order: str = "zyx"
@@ -75,8 +71,6 @@ class Spatial:
         self._options = parse_transforms(transforms, self.axis_order)
         self.transforms: dict[str, Any] = dict(transforms or {})
         halves = {name: _half(array) for name, array in self.arrays.items()}
-        self._half = np.max(list(halves.values()), axis=0)
-        self._check_spacing()
         self._margins = {name: _margin(self.arrays[name], reach(self._options, half)) for name, half in halves.items()}
 
     def margins(self) -> dict[str, tuple[int, ...]]:
@@ -86,11 +80,11 @@ class Spatial:
         """
         return dict(self._margins)
 
-    def change(self, rng: np.random.Generator) -> Change:
-        """Return a random change. Always takes ten random numbers, so transforms do not affect each other."""
-        return sample_change(self._options, self._half, rng)
+    def change(self, rng: np.random.Generator) -> NDArray[np.float64]:
+        """Return the matrix of a random change. Always takes nine random numbers, whichever transforms are on."""
+        return sample_change(self._options, rng)
 
-    def applied(self, item: Mapping[str, Any], change: Change) -> dict[str, Any]:
+    def apply(self, item: Mapping[str, Any], change: NDArray[np.float64]) -> dict[str, Any]:
         """Return the item after `change`; unchanged arrays are the same objects."""
         if not isinstance(item, Mapping):
             raise OptionError(
@@ -109,9 +103,9 @@ class Spatial:
 
     def __call__(self, item: Mapping[str, Any], rng: np.random.Generator, /) -> dict[str, Any]:
         """Return the item after a random change; unchanged arrays are the same objects."""
-        return self.applied(item, self.change(rng))
+        return self.apply(item, self.change(rng))
 
-    def _transform(self, name: str, change: Change, values: NDArray[Any]) -> NDArray[Any]:
+    def _transform(self, name: str, change: NDArray[np.float64], values: NDArray[Any]) -> NDArray[Any]:
         array, ndim = self.arrays[name], len(self.axis_order)
         beyond = [(size_in - size) / 2 for size_in, size in zip(values.shape[-ndim:], array.shape, strict=False)]
         if values.ndim < ndim or any(side < 0 or side % 1 for side in beyond):
@@ -128,17 +122,6 @@ class Spatial:
         if any(side < need for side, need in zip(beyond, self._margins[name], strict=True)):
             fill_value(values, array.pad_value)  # checked for every item, not only if a change needs it
         return resample(values, array, change)
-
-    def _check_spacing(self) -> None:
-        if self._options.deform is None:
-            return
-        finest = np.min([array.scale for array in self.arrays.values()], axis=0)
-        for axis, spacing, scale in zip(self.axis_order, self._options.deform.spacing, finest, strict=True):
-            if spacing < scale:
-                raise OptionError(
-                    f"spacing of deform along {axis} must be >= {scale:g}, the voxel size of the finest array, got "
-                    f"{spacing:g}. Use several voxels per control point."
-                )
 
     def __repr__(self) -> str:
         arrays = {name: tuple(array) for name, array in self.arrays.items()}
