@@ -1,6 +1,9 @@
 """One dataset to write: which items, in which order, in which shards."""
 
 import json
+import multiprocessing as mp
+import pickle
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -15,7 +18,7 @@ from penstock.convert.fingerprint import Stamp, digest_input, stamp_input
 from penstock.convert.inputs.protocol import Input, Recording, ids_of, metadata_of
 from penstock.convert.shard_task import Label, Task
 from penstock.convert.splits import ItemSpan, Split, cut_by_time
-from penstock.core.errors import MissingDependency
+from penstock.core.errors import MissingDependency, PenstockError
 from penstock.core.seeds import key_for
 from penstock.core.text import name_once
 from penstock.files.stores.options import StoreOptions
@@ -117,6 +120,8 @@ class BadInput:
 
     path: Path | Url
     reason: str
+    cause: Exception | None = field(default=None, compare=False)
+    """What the user's own code raised."""
 
     def __str__(self) -> str:
         return name_once(self.path, self.reason)
@@ -163,8 +168,11 @@ class Scanner:
                 recording.close()
         except MissingDependency:  # not a fault of this file
             raise
-        except Exception as error:  # whatever is wrong with a file, the others are scanned too
+        except (PenstockError, OSError) as error:  # whatever is wrong with a file, the others are scanned too
             return BadInput(given.path, getattr(error, "reason", "") or str(error) or repr(error))
+        except Exception as error:
+            where = "".join(f" ({note.removeprefix('[penstock] ')})" for note in getattr(error, "__notes__", ()))
+            return BadInput(given.path, f"{type(error).__name__}: {error}{where}", _carry_traceback(error))
 
     def _list_metadata(self, recording: Recording, first: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
         """Return what is needed of the metadata of each item, or of all items if they do not differ."""
@@ -175,6 +183,17 @@ class Scanner:
             for metadata in (metadata_of(recording) if self.needed else [first])
         )
         return found[:1] if all(item == found[0] for item in found) else found
+
+
+def _carry_traceback(error: Exception) -> Exception | None:
+    """Return an error as it arrives from another process, with its traceback as a note; None if it cannot."""
+    if mp.parent_process() is not None:
+        error.add_note("".join(traceback.format_tb(error.__traceback__)))
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # of the user's own class
+            return None
+    return error
 
 
 @dataclass(frozen=True)

@@ -93,16 +93,20 @@ def scan_inputs(
     reader = ColumnReader(options.columns)
     needed = reader.list_needed(options.split.column, options.columns.label)
     scanner = Scanner(options.split, needed, give_back=are_large(inputs))
-    scans = _scan(inputs, scanner, engine, on_progress, bad)
+    causes: list[Exception] = []
+    scans = _scan(inputs, scanner, engine, on_progress, bad, causes=causes)
     notes: list[str] = []
     while True:
         if bad and (options.on_bad == "fail" or not scans):
-            raise ConversionError({str(path): reason for path, reason in sorted(bad.items(), key=_place_of)})
+            reasons = {str(path): reason for path, reason in sorted(bad.items(), key=_place_of)}
+            raise ConversionError(reasons) from next(iter(causes), None)
         found = _align(scans)
         notes += found.notes
         if not found.stale:
             break
-        again = _scan([found.scans[number].input for number in found.stale], scanner, engine, on_progress, bad)
+        again = _scan(
+            [found.scans[number].input for number in found.stale], scanner, engine, on_progress, bad, causes=causes
+        )
         by_path = {scan.input.path: scan for scan in (*found.scans, *again)}
         scans = [scan for path, scan in by_path.items() if path not in bad]
     _check_same_fields([scan for scan in found.scans if scan.n_items])
@@ -120,8 +124,10 @@ def _scan(
     engine: Engine,
     on_progress: ProgressCallback,
     bad: dict[Path | Url, str],
+    *,
+    causes: list[Exception],
 ) -> list[Scan]:
-    """Return the scans of the inputs that can be read, in their order."""
+    """Return the scans of the inputs that can be read, in their order; add what was raised to `causes`."""
     found: dict[int, Scan] = {}
     on_progress("Scanning", "inputs", 0, len(inputs), "")
     # Scanning reads the whole of a small file. A cluster of other machines reads for itself.
@@ -133,6 +139,7 @@ def _scan(
         on_progress("Scanning", "inputs", done, len(inputs), inputs[number].path.name)
         if isinstance(scan, BadInput):
             bad[scan.path] = scan.reason
+            causes += [] if scan.cause is None or causes else [scan.cause]  # the first: each holds the frames it passed
         else:
             found[number] = scan
     ahead.close()
@@ -141,14 +148,15 @@ def _scan(
 
 def _align(scans: list[Scan]) -> Alignment:
     """Return the scans, those of inputs that can be aligned with inputs that agree."""
-    numbers = [number for number, scan in enumerate(scans) if isinstance(scan.input, AlignableInput)]
-    if not numbers:
-        return Alignment(tuple(scans))
-    first: Any = scans[numbers[0]].input
-    found: Alignment = first.align([scans[number] for number in numbers])
-    merged = dict(enumerate(scans)) | dict(zip(numbers, found.scans, strict=True))
-    stale = tuple(numbers[at] for at in found.stale)
-    return replace(found, scans=tuple(merged[number] for number in range(len(scans))), stale=stale)
+    merged, done = dict(enumerate(scans)), Alignment(())
+    for kind in dict.fromkeys(type(scan.input) for scan in scans if isinstance(scan.input, AlignableInput)):
+        numbers = [number for number, scan in enumerate(scans) if type(scan.input) is kind]
+        first: Any = scans[numbers[0]].input
+        found: Alignment = first.align([scans[number] for number in numbers])
+        merged |= dict(zip(numbers, found.scans, strict=True))
+        stale = (*done.stale, *(numbers[at] for at in found.stale))
+        done = Alignment((), stale, (*done.notes, *found.notes), {**done.about, **found.about})
+    return replace(done, scans=tuple(merged[number] for number in range(len(scans))))
 
 
 def _check_same_fields(scans: Sequence[Scan]) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.convert.fingerprint import Stamp, stamp_input
-from penstock.convert.inputs.protocol import Input, Recording, Sample, local_paths_of
+from penstock.convert.inputs.protocol import Input, Recording, Sample, local_paths_of, paths_of
 from penstock.core.cache import SharedCache
 from penstock.core.errors import OptionError, PenstockError, ReadError, SourceError, WriteError
 from penstock.core.text import cause, name_once
@@ -159,7 +159,8 @@ def check_unchanged(scanned: tuple[Input, Stamp]) -> None:
     """Raise InputError if an input has been written to since it was scanned."""
     given, stamp = scanned
     if stamp_input(given) != stamp:
-        what = "a file in it" if stamp.is_folder else "the file"
+        several = "it or a file beside it" if len(paths_of(given)) > 1 else "the file"
+        what = "a file in it" if stamp.is_folder else several
         raise InputError(given.path, f"{what} changed while it was converted; wait until it is complete")
 
 

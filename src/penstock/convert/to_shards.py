@@ -9,7 +9,7 @@ from typing import Any
 from penstock.convert.convert import convert, existing_from_flags
 from penstock.convert.engines import Engine, LocalEngine
 from penstock.convert.formats import Format, ReadOptions, inputs_of
-from penstock.convert.inputs.function import FunctionInput
+from penstock.convert.inputs.function import FunctionInput, find_beside
 from penstock.convert.inputs.patterns import expand_paths
 from penstock.convert.inputs.protocol import Input, input_place
 from penstock.convert.scan import ConvertOptions
@@ -146,4 +146,8 @@ def _make_inputs(
         return [*ready, *(inputs_of(paths, format, reading, store) if paths else ())]
     for url in (path for path in map(input_place, paths) if isinstance(path, Url)):
         raise OptionError(f"A function reads files of this machine, got the URL {url}. Download the file first.")
-    return [*ready, *(FunctionInput(path, format) for path in expand_paths(paths) if isinstance(path, Path))]
+    files = [path for path in expand_paths(paths) if isinstance(path, Path)]
+    return [
+        *ready,
+        *(FunctionInput(path, format, beside) for path, beside in zip(files, find_beside(files), strict=True)),
+    ]

@@ -2,6 +2,9 @@
 
 import functools
 import itertools
+import json
+import os
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock import TarSource, convert_to_shards
+from penstock.convert.fingerprint import digest_input, stamp_input
 from penstock.convert.inputs.function import FunctionInput
-from penstock.core.errors import OptionError, ReadError, SourceError
+from penstock.core.errors import ConversionError, OptionError, ReadError, SourceError
 
 RUNS: list[list[int]] = []
 """The items that each call of the function has yielded."""
@@ -189,3 +193,87 @@ def test_patterns_are_expanded_for_functions_too(tmp_path: Path) -> None:
 
 def one_line(path: Path) -> list[dict[str, Any]]:
     return [{"x": np.int64(path.read_text())}]
+
+
+def read_folder(path: Path) -> Iterator[dict[str, Any]]:
+    """As of Open Ephys: the channels are in a JSON file, the values beside it."""
+    RUNS.append([])
+    n_channels = json.loads((path / "structure.oebin").read_text())["channels"]
+    for block in np.fromfile(path / "continuous" / "continuous.dat", "<i2").reshape(-1, 2, n_channels):
+        yield {"x": block}
+
+
+def read_header(path: Path) -> Iterator[dict[str, Any]]:
+    for value in np.fromfile(path.with_suffix(".eeg"), "<i2"):
+        yield {"x": value}
+
+
+def sometimes(path: Path) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(path.read_text().split()):
+        video = None if line == "-" else np.full((2, 2), int(line), np.uint8)
+        yield {"eeg": np.float32(number), "video": video, "note": None if number else "first"}
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    folder = tmp_path / "recording"
+    (folder / "continuous").mkdir(parents=True)
+    (folder / "structure.oebin").write_text('{"channels": 3}')
+    np.arange(24, dtype="<i2").tofile(folder / "continuous" / "continuous.dat")
+    return folder
+
+
+def convert_once(given: Any, tmp_path: Path, function: Any, **more: Any) -> TarSource:
+    convert_to_shards(given, tmp_path / "out", format=function, show_progress=False, **more)
+    return TarSource(tmp_path / "out")
+
+
+def test_a_folder_is_an_input_and_the_function_runs_once_to_count_and_once_to_write(
+    recording: Path, tmp_path: Path
+) -> None:
+    source = convert_once(recording, tmp_path, read_folder)
+    assert source.take(np.arange(4))["x"].tolist() == np.arange(24).reshape(4, 2, 3).tolist()
+    assert len(RUNS) == 2
+
+
+def test_a_conversion_notices_a_change_of_any_file_of_a_folder_and_of_a_file_beside_the_input(
+    recording: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "a.vhdr").write_text("header")
+    for place, function, values in (
+        (recording, read_folder, recording / "continuous" / "continuous.dat"),
+        (tmp_path / "a.vhdr", read_header, tmp_path / "a.eeg"),
+    ):
+        np.arange(24, dtype="<i2").tofile(values)
+        one = FunctionInput(place, function)
+        stamp, digest = stamp_input(one), digest_input(one)
+        np.arange(1, 25, dtype="<i2").tofile(values)
+        os.utime(values, ns=(1, 1))
+        assert stamp_input(one) != stamp
+        assert digest_input(one) != digest
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_error_of_the_function_is_the_cause_of_that_of_the_conversion(
+    workers: int, path: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "b.txt").write_text("1")
+    with pytest.raises(
+        ConversionError, match=r"KeyError: \"user's own\" \(.*failing.* failed at item 4 of .*a"
+    ) as caught:
+        convert_once([path, tmp_path / "b.txt"], tmp_path, functools.partial(failing, after=4), workers=workers)
+    cause = caught.value.__cause__
+    assert isinstance(cause, KeyError)
+    assert "in failing" in "".join(traceback.format_exception(cause))
+
+
+def test_a_field_may_be_none_in_some_items_and_all_say_whether_they_have_it(tmp_path: Path) -> None:
+    for name, values in (("a", "- -"), ("b", "3 - 5")):
+        (tmp_path / f"{name}.txt").write_text(values)
+    found = convert_once([tmp_path / "a.txt", tmp_path / "b.txt"], tmp_path, sometimes).take(np.arange(5))
+    assert found["has_video"].tolist() == [False, False, True, False, True]
+    assert found["video"][:, 0, 0].tolist() == [0, 0, 3, 0, 5]
+    assert found["eeg"].tolist() == [0, 1, 0, 1, 2]
+    assert list(found["note"]) == ["first", "", "first", "", ""]
+    with pytest.raises(SourceError, match="'video' is None in all"):
+        convert_to_shards(tmp_path / "a.txt", tmp_path / "none", format=sometimes, show_progress=False)

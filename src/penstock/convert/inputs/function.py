@@ -2,10 +2,13 @@
 
 import functools
 import itertools
+import os
 import pickle
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +17,29 @@ from numpy.typing import NDArray
 
 from penstock.convert.inputs.arrays import check_numbers
 from penstock.convert.inputs.protocol import Sample
+from penstock.convert.plan import Alignment, Scan
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.text import count
 
-__all__ = ["FunctionInput", "function_name"]
+__all__ = ["FunctionInput", "find_beside", "function_name"]
 
 _END = object()
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class FunctionInput:
-    """A file, and a function that yields its items: the same items in the same order, each time it is called.
+    """A file or folder, and a function that yields its items: the same in the same order, each time it is called.
 
-    **Cost.** Each time the input is opened, the function is called once to count its items. It is called again to read
-    items, and items that are not needed are discarded; going back to an earlier item starts it again. Reading in order
-    costs two calls, plus one for every further worker; reading in random order can cost one call per item. If a call is
-    expensive, write a `.npy` or a zarr array first.
+    **Cost.** The function is called once to count the items, once more to write them, and once more if a split, a label
+    or a table needs their metadata. Each further worker that writes calls it once, too: items that are not needed are
+    discarded, and going back to an earlier item starts it again. If a call is expensive, write a `.npy` or a zarr array
+    first.
 
-    An exception of the function is not wrapped; it gets a note that names the file and the item.
+    A field that is None in some items is missing there: it is filled in, with NaN, -1 (integers), 0 (unsigned integers,
+    truth values) or an empty text, and all items of the dataset get a field `has_<field>`.
+
+    An exception of the function is not wrapped; it gets a note that names the file and the item. A conversion, which
+    goes on to look at the other inputs, names both in its ConversionError, whose cause is the exception.
 
     Parameters
     ----------
@@ -40,13 +48,25 @@ class FunctionInput:
     function
         Takes the path and yields dicts of fields, or pairs of a dict of fields and a dict of metadata, in which
         `sample_id` is the id of the item. It must be defined at the top level of a module, so that workers find it.
+    beside
+        Names of other files in the same folder that the function reads: a conversion notices if one of them changes.
+        None: those with the same stem, such as `a.eeg` beside `a.vhdr`. Of a folder, all files in it are compared.
+    n_items
+        The number of items, if they were counted.
+    absent
+        Name, dtype and shape of the fields that some items of the dataset lack.
     """
 
     path: Path
     function: Callable[[Path], Iterable[Any]]
+    beside: tuple[str, ...] | None = None
+    n_items: int | None = field(default=None, compare=False)
+    absent: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", Path(self.path))
+        if self.beside is None:
+            object.__setattr__(self, "beside", find_beside([self.path])[0])
         if not callable(self.function):
             raise OptionError(f"function must take a path and yield items, got {self.function!r}.")
         try:
@@ -69,11 +89,54 @@ class FunctionInput:
 
     def __repr__(self) -> str:
         # Without the address in memory, which differs between processes.
-        return f"FunctionInput({self.path!r}, {function_name(self.function)})"
+        absent = f", absent={self.absent!r}" if self.absent else ""
+        return f"FunctionInput({self.path!r}, {function_name(self.function)}{absent})"
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The file or folder, and the files beside it."""
+        return (self.path, *(self.path.with_name(name) for name in self.beside or ()))
 
     def open(self) -> "_FunctionRecording":
-        """Call the function to count its items."""
-        return _FunctionRecording(self.path, self.function)
+        """Call the function to count its items, unless they were counted."""
+        return _FunctionRecording(self)
+
+    def align(self, scans: Sequence[Scan]) -> Alignment:
+        """Return the scans with inputs that know their number of items, and fill in fields that some items lack."""
+        members = []
+        for name in sorted({name for scan in scans for name in scan.about.get("absent", ())}):
+            known = [scan.about.get("absent", {}).get(name) for scan in scans]
+            known += [(s.fields[name], s.shapes[name]) for s in scans if s.fields.get(name, "NoneType") != "NoneType"]
+            member = next((member for member in known if member is not None), None)
+            if member is None:
+                raise SourceError(f"A field must have a value in some item, but {name!r} is None in all. Leave it out.")
+            if member[0] in ("object", "dict", "list", "tuple"):
+                raise SourceError(f"Only arrays, numbers and texts may be None in some items, but {name!r} is another.")
+            members.append((name, member[0], tuple(member[1])))
+        return Alignment(tuple(_add_absent(scan, tuple(members)) for scan in scans))
+
+
+def _add_absent(scan: Scan, members: tuple[tuple[str, str, tuple[int, ...]], ...]) -> Scan:
+    dtypes, shapes = dict(scan.fields), dict(scan.shapes)
+    for name, dtype, shape in members:
+        dtypes |= {name: dtype, f"has_{name}": "bool"}
+        shapes |= {name: shape, f"has_{name}": ()}
+    given: Any = scan.input
+    return replace(scan, input=replace(given, n_items=scan.n_items, absent=members), fields=dtypes, shapes=shapes)
+
+
+def find_beside(paths: Sequence[Path]) -> list[tuple[str, ...]]:
+    """Return the names of the files that have the same stem as each path, which are in the same folder."""
+    names: dict[Path, dict[str, list[str]]] = {}
+    for folder in {path.parent for path in paths}:
+        stems = names.setdefault(folder, defaultdict(list))
+        with suppress(OSError), os.scandir(folder) as entries:  # what is wrong with it is said when it is read
+            for name in sorted(entry.name for entry in entries if entry.is_file()):
+                stems[Path(name).stem].append(name)
+    return [
+        () if path.is_dir() else tuple(name for name in names[path.parent].get(path.stem, ()) if name != path.name)
+        for path in paths
+    ]
 
 
 def function_name(function: Callable[..., Any]) -> str:
@@ -99,26 +162,43 @@ class _FunctionRecording:
     3. It yields other values: not noticed.
     """
 
-    def __init__(self, path: Path, function: Callable[[Path], Iterable[Any]]) -> None:
-        self._path, self._function = path, function
-        self._known: dict[tuple[str, ...], int] = {}
-        self._fields = array("I")
-        """The number of the set of fields of each item, as in `_known`."""
+    def __init__(self, given: FunctionInput) -> None:
+        self._path, self._function, self._absent = given.path, given.function, given.absent
         self._running: Iterator[Sample] | None = None
         self._next = 0
-        ids: list[str | None] = []
-        for fields, metadata in self._run():
-            ids.append(metadata.get("sample_id"))
-            self._fields.append(self._known.setdefault(tuple(sorted(fields)), len(self._known)))
-        self.n_samples = len(self._fields)
-        if not self.n_samples:
-            raise SourceError(
-                f"A function must yield at least one item, but {function_name(function)} yields none for {path}."
-            )
-        self.about: Mapping[str, Any] = {"format": "function", "function": function_name(function)}
+        self._known: dict[tuple[str, ...], int] = {}
+        self._fields = array("I")
+        """The number of the set of fields of each item, as in `_known`; empty if the items were counted before."""
+        self._first: Sample | None = None
+        """The first item, until it is read: to look at it costs no call."""
+        self.about: Mapping[str, Any] = {"format": "function", "function": function_name(self._function)}
         self.groups: Mapping[str, str] = {}
         self.notes: Sequence[str] = []
-        self.ids: Sequence[str | None] = ids if any(sample_id is not None for sample_id in ids) else ()
+        self.ids: Sequence[str | None] = ()
+        self.n_samples = self._count() if given.n_items is None else given.n_items
+
+    def _count(self) -> int:
+        """Call the function, and note what its items have."""
+        ids: list[str | None] = []
+        absent, members = set[str](), dict[str, tuple[str, list[int]]]()
+        for fields, metadata in self._run():
+            self._first = (fields, metadata) if self._first is None else self._first
+            ids.append(metadata.get("sample_id"))
+            self._fields.append(self._known.setdefault(tuple(sorted(fields)), len(self._known)))
+            absent.update(name for name, value in fields.items() if value is None)
+            for name in fields.keys() - members.keys():
+                if fields[name] is not None:
+                    value = np.asarray(fields[name])
+                    members[name] = str(value.dtype), list(value.shape)
+        if not ids:
+            raise SourceError(
+                f"A function must yield at least one item, but {function_name(self._function)} yields none for "
+                f"{self._path}."
+            )
+        if absent:
+            self.about = {**self.about, "absent": {name: members.get(name) for name in sorted(absent)}}
+        self.ids = ids if any(sample_id is not None for sample_id in ids) else ()
+        return len(ids)
 
     def metadata(self, numbers: NDArray[np.int64]) -> Iterator[Mapping[str, Any]]:
         """Yield the metadata of items, which calls the function."""
@@ -133,8 +213,28 @@ class _FunctionRecording:
     def samples(self, numbers: NDArray[np.int64]) -> Iterator[Sample]:
         """Yield items in the order of `numbers`. Each step back starts the function again."""
         for number in check_numbers(numbers, self.n_samples, self._path).tolist():
-            fields, metadata = self._read_item(number)
-            yield fields, {"file": self._path.name, "row": number, **metadata}
+            is_known = number == 0 and self._first is not None
+            fields, metadata = self._take_first() if is_known else self._read_item(number)
+            yield self._fill_in(fields, number), {"file": self._path.name, "row": number, **metadata}
+
+    def _take_first(self) -> Sample:
+        first, self._first = self._first, None
+        assert first is not None, "asked for by the caller"
+        return first
+
+    def _fill_in(self, fields: dict[str, Any], number: int) -> dict[str, Any]:
+        """Return the fields of an item with those that are missing, and whether it has them."""
+        for name, dtype, shape in self._absent:
+            if f"has_{name}" in fields:
+                raise SourceError(
+                    f"{name!r} is None in some items, so that all get a field 'has_{name}', but item {number} of "
+                    f"{self._path} has one of its own. Rename it."
+                )
+            value = fields.get(name)
+            if value is None:
+                fields = {**fields, name: _make_empty(np.dtype(dtype), shape)}
+            fields = {**fields, f"has_{name}": np.bool_(value is not None)}
+        return fields
 
     def close(self) -> None:
         """Stop the function; idempotent."""
@@ -163,7 +263,7 @@ class _FunctionRecording:
     def _check_repeated(self, at: int, sample: Sample | None) -> Sample:
         if sample is None:
             raise SourceError(f"{self._difference()}: {count(at, 'item')} instead of {self.n_samples}.")
-        if self._known.get(tuple(sorted(sample[0]))) != self._fields[at]:
+        if self._fields and self._known.get(tuple(sorted(sample[0]))) != self._fields[at]:
             raise SourceError(f"{self._difference()}: item {at} has other fields, {', '.join(sample[0])}.")
         return sample
 
@@ -204,6 +304,14 @@ class _FunctionRecording:
                 f"yields {sample_id!r} for item {number} of {self._path}."
             )
         return dict(pair[0]), dict(pair[1])
+
+
+def _make_empty(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+    """Return what a missing field is filled in with."""
+    if dtype.kind in "US" and not shape:
+        return "" if dtype.kind == "U" else b""
+    # Whole numbers are labels and ids, of which none is negative; pixels are unsigned.
+    return np.full(shape, {"f": np.nan, "c": np.nan, "i": -1}.get(dtype.kind, 0), dtype)[()]
 
 
 def _is_text(name: Any) -> bool:
