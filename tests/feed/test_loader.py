@@ -113,7 +113,7 @@ def test_a_resume_with_more_ranks_than_items_that_are_left_says_what_it_leaves_o
         loader.load_state_dict(state)
         assert delivered_items(loader) == []
         (message,) = caplog.messages
-        assert message.startswith("The rest of epoch 0 is left out: it has fewer items than there are ranks (3)")
+        assert message.startswith("Epoch 0 ends without its 1 last batch: there are too few items for 3 ranks")
         assert delivered_items(loader) == [[4, 5, 6, 7]]
 
 

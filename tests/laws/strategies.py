@@ -11,6 +11,8 @@ from penstock.core.protocols import Order
 from penstock.core.types import Draw
 from penstock.plan.balanced import Balanced
 from penstock.plan.epoch import Epoch
+from penstock.plan.lengths.batches import Bucketed, TokenBudget
+from penstock.plan.lengths.packed import Packed
 from penstock.plan.mixed.order import Mixed, MixedPart
 from penstock.plan.orders import RandomChunks, Sequential, Shuffle, Subset, WindowShuffle
 from penstock.plan.plan import Plan
@@ -23,6 +25,7 @@ __all__ = [
     "draws",
     "facts",
     "indices",
+    "length_plans",
     "partitioning_order",
     "plans",
     "window_shuffles",
@@ -124,6 +127,20 @@ def plans(
         lanes=draw(st.integers(1, max_lanes)),
         tail=draw(st.sampled_from(tails)),
     )
+
+
+@st.composite
+def length_plans(draw: st.DrawFn) -> Any:
+    """Plans over random lengths with tail='short', whose items are whole."""
+    index = draw(indices(1, 40))
+    lengths = draw(st.lists(st.integers(0, 9), min_size=index.n_stored, max_size=index.n_stored))
+    seed = draw(st.integers(0, 2**40))
+    kinds = [
+        Bucketed(index, lengths, draw(st.integers(1, 9)), seed),
+        TokenBudget(index, lengths, draw(st.integers(9, 40)), draw(st.none() | st.integers(1, 3)), seed),
+        Packed(index, lengths, draw(st.integers(9, 20)), draw(st.integers(1, 4)), seed),
+    ]
+    return draw(st.sampled_from(kinds))
 
 
 def all_items(index: Index) -> list[int]:

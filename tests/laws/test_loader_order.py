@@ -206,6 +206,9 @@ def test_fewer_items_than_ranks_are_refused_on_construction() -> None:
     source = numbered_source(2)
     with pytest.raises(PlanError, match="an item for each of the 3 ranks, got 2"):
         Loader(source, Plan(source.index, Shuffle(), batch_size=4), world=World(0, 3))
+    source = numbered_source(5)
+    with pytest.raises(PlanError, match="The last 1 of 5 batches must have an item for each of the 2 ranks"):
+        Loader(source, TokenBudget(source.index, [4] * 5, max_tokens=4), world=World(0, 2))
 
 
 # -- real ranks --------------------------------------------------------------------------------------------------------

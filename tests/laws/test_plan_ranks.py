@@ -1,6 +1,7 @@
 """Ranks share one global order: equal steps, nothing twice, nothing lost except by the tail."""
 
 from itertools import chain
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from penstock.plan.epoch import Epoch, Share
 from penstock.plan.plan import Plan
 from penstock.plan.segments import Segments
 from penstock.plan.world import World
-from tests.laws.strategies import any_order, delivered, draws, facts, plans
+from tests.laws.strategies import all_items, any_order, delivered, draws, facts, length_plans, plans
 
 sizes = st.integers(1, 4)
 starts = st.integers(0, 30)
@@ -96,6 +97,22 @@ def test_short_shares_the_one_global_order_unless_fewer_items_are_left_than_rank
         else:
             assert max(lengths) - min(lengths) <= 1
             assert max(lengths) <= plan.batch_size + 1
+
+
+@given(length_plans(), st.integers(0, 3), sizes)
+def test_plans_over_lengths_with_short_deliver_every_item_once_or_are_refused_in_every_epoch(
+    plan: Any, number: int, size: int
+) -> None:
+    refusals = []
+    for epoch in (plan.epoch(number), plan.epoch(0)):
+        try:
+            made = [list(share.draws()) for share in shares(epoch, size, 0)]
+        except PlanError as error:
+            refusals.append(str(error))
+            continue
+        assert len({len(steps) for steps in made}) == 1
+        assert sorted(delivered(rounds(made))) == all_items(plan.index)
+    assert len(refusals) in (0, 2)
 
 
 @given(plans(any_order), sizes, starts, st.data())

@@ -186,7 +186,7 @@ def test_all_ranks_have_equal_steps_within_the_budget_and_together_the_rest_of_t
     plan: Any, size: int, start: int
 ) -> None:
     epoch, begin = plan.epoch(1), min(start, plan.n_batches)
-    if plan.tail == "short" and 0 < epoch.passes.length < size:
+    if plan.tail == "short" and is_refused(plan, size):
         return
     lengths = plan.lengths.values
     shares = [epoch.share(World(rank, size), begin) for rank in range(size)]
@@ -197,6 +197,8 @@ def test_all_ranks_have_equal_steps_within_the_budget_and_together_the_rest_of_t
     expected = Counter(item for draw in left for item in items_of(draw))
     found = Counter(item for draw in drawn for item in items_of(draw))
     assert found <= expected
+    if plan.tail == "pad" or (plan.tail == "short" and not begin):
+        assert not shares[0].left_out
     if not shares[0].left_out:
         assert found == expected
     if isinstance(plan, TokenBudget):
@@ -206,6 +208,37 @@ def test_all_ranks_have_equal_steps_within_the_budget_and_together_the_rest_of_t
         assert max(sizes, default=0) <= plan.max_tokens
     for step, whole in enumerate(shares[0].draws()):
         assert shares[0].draw(step).items.tolist() == whole.items.tolist()
+
+
+def is_refused(plan: Any, size: int) -> bool:
+    """Say whether ranks cannot share the epochs of a plan; that is so for all epochs or for none."""
+    refused = set()
+    for epoch in range(4):
+        try:
+            plan.epoch(epoch).share(World(0, size))
+            refused.add(False)
+        except PlanError:
+            refused.add(True)
+    (found,) = refused
+    return found
+
+
+@pytest.mark.parametrize(
+    ("lengths", "size", "refused"),
+    [
+        ([4] * 5, 2, True),  # the last batch has one item in every epoch
+        ([4] * 6, 2, False),
+        ([1] * 12 + [4], 3, True),  # of batches of 4, 4, 4 and 1 items, the last one of some epoch has one
+        ([1] * 12 + [4], 2, False),
+        ([1] * 12, 5, False),
+    ],
+)
+def test_a_budget_that_ranks_cannot_share_is_refused(lengths: list[int], size: int, refused: bool) -> None:
+    plan = TokenBudget(Index.uniform(len(lengths)), lengths, max_tokens=4)
+    assert is_refused(plan, size) is refused
+    if refused:
+        with pytest.raises(PlanError, match=r"Use tail='pad' \(masked\), tail='drop', or fewer ranks"):
+            plan.epoch(0).share(World(0, size))
 
 
 @given(plan=plans(), epoch=st.integers(0, 9))

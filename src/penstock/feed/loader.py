@@ -11,6 +11,7 @@ from torch.utils.data import get_worker_info
 
 from penstock.core.errors import LoaderError, OptionError
 from penstock.core.protocols import Observer, Source, Transform
+from penstock.core.text import count
 from penstock.core.transfers import Transfers
 from penstock.core.types import UNNAMED
 from penstock.feed.collate import MASK, Collator, collate_group
@@ -116,9 +117,9 @@ class Loader:
         self._first_wait = FirstWait(self.source)
         if self.plan.tail == "short" and delivery.share.left_out:
             _LOG.warning(
-                "The rest of epoch %s is left out: it has fewer items than there are ranks (%s), and a rank without a "
-                "batch would block the others.",
-                delivery.start.epoch, self.world.size,
+                "Epoch %s ends without its %s: there are too few items for %s ranks, and a rank without a batch would "
+                "block the others.",
+                delivery.start.epoch, count(delivery.share.left_out, "last batch"), self.world.size,
             )  # fmt: skip
         batches, wake = self._batches(delivery)
         iteration = Iteration(batches, delivery, None if self.observer is None else self._record, wake)

@@ -352,6 +352,11 @@ class Share:
                 f"An epoch must have an item for each of the {size} ranks, got {self.epoch.passes.length}: a rank "
                 "without a batch would block the others. Use fewer ranks, or tail='pad' (masked)."
             )
+        if not self._start:
+            raise PlanError(
+                f"The last {over} of {stop} batches must have an item for each of the {size} ranks in every epoch: a "
+                "rank without a batch would block the others. Use tail='pad' (masked), tail='drop', or fewer ranks."
+            )
         self.left_out = over
 
 

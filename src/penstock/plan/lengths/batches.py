@@ -264,10 +264,16 @@ class _BucketEpoch(Epoch):
         return self._first + positions, positions < stops[:, None]
 
     def divide(self, first: int, stop: int, parts: int) -> list[_Int64s] | None:
-        """Return the positions of batches in `parts` parts, each of which is a part of one batch: within the budget."""
+        """Return the positions of batches in `parts` parts, each of which is a part of one batch if that is possible.
+
+        With a budget of tokens it must be: None if so many batches may have too few items, in this epoch or another.
+        """
+        has_budget = isinstance(self._plan, TokenBudget)
+        if stop - first > parts:
+            return None if has_budget else super().divide(first, stop, parts)
         starts, stops, _ = self._borders(np.arange(first, stop))
         sizes = (stops - starts).tolist()
-        if len(sizes) > parts or sum(sizes) < parts:
+        if (self._plan._buckets.count_fewest(len(sizes)) if has_budget else sum(sizes)) < parts:
             return None
         cuts = [1] * len(sizes)
         for _ in range(parts - len(sizes)):

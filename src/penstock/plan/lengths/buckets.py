@@ -54,6 +54,13 @@ class Buckets:
         """Items of the last batch of the shortest bucket if it is not full, else 0."""
         return (self.n_places - int(self.firsts[-2])) % int(self.sizes[-1]) if len(self.sizes) else 0
 
+    def count_fewest(self, n_batches: int) -> int:
+        """Return how many items any `n_batches` batches have at least."""
+        starts, stops, _ = self.borders(np.arange(self.n_batches)[-1:])  # only the last one may be short
+        counts = np.minimum(np.diff(self._first_batches), n_batches)
+        smallest = np.sort(np.concatenate([stops - starts, np.repeat(self.sizes, counts)]))
+        return int(smallest[:n_batches].sum())
+
     @cached_property
     def _first_batches(self) -> _Int64s:
         counts = -(-np.diff(self.firsts) // self.sizes)
