@@ -67,16 +67,17 @@ def _read_rows(path: Path, delimiters: str) -> list[list[str]]:
 
 def _read_parquet(path: Path) -> dict[str, list[Any]]:
     try:
-        import pyarrow as pa  # type: ignore[import-untyped]  # noqa: PLC0415
-        from pyarrow import parquet  # noqa: PLC0415
+        from pyarrow import parquet  # type: ignore[import-untyped]  # noqa: PLC0415
     except ImportError as error:
         raise MissingDependency("pyarrow", "table", f"Reading {path}") from error
     try:
         with open_input(path) as file:
-            found = parquet.read_table(file).to_pydict()
+            table = parquet.read_table(file)
+        table.validate(full=True)
+        found = table.to_pydict()
     except PenstockError:
         raise
-    except (pa.ArrowException, OSError) as error:
+    except Exception as error:  # a damaged file can make Arrow raise anything
         raise SourceError(f"Could not read {path} as a Parquet table: {error}.") from error
     columns = {name: [_to_plain(value) for value in values] for name, values in found.items() if not _INDEX.match(name)}
     _check_names(list(columns), path)

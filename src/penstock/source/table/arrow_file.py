@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.cache import SharedCache
-from penstock.core.errors import DamageError, ReadError, SourceError
+from penstock.core.errors import DamageError, PenstockError, ReadError, SourceError
 from penstock.core.text import cause
 from penstock.files.regular import check_regular
 from penstock.source.file_ranges import TO_THE_END, FileRanges, StoredFile
@@ -44,16 +44,23 @@ class ArrowPart:
             else:
                 batches += [reader.get(number) for number in rest]
                 rows = [len(batch) for batch in batches]
-        except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
+            self.schema, self.rows = reader.schema, np.array(rows, np.int64)
+            self._measure_columns(batches, reader.limits)
+        except PenstockError:
+            raise
+        except Exception as error:  # a damaged file can make Arrow raise anything
             raise SourceError(f"{path} must be an Arrow or Feather file that can be read: {cause(error)}.") from error
-        self.schema, self.rows = reader.schema, np.array(rows, np.int64)
-        share = len(batches) / max(1, len(rows))  # of compressed batches, the first one tells
+
+    def _measure_columns(self, batches: Sequence[Any], limits: tuple[int, int]) -> None:
+        for batch in batches:
+            batch.validate()  # sizes of buffers, which is quick; values when they are read
+        share = len(batches) / max(1, len(self.rows))  # of compressed batches, the first one tells
         self._places: dict[str, _Int64s | None] = {}
         self._nulls: dict[str, _Int64s] = {}
         self._sizes: dict[str, int] = {}
         for number, name in enumerate(self.schema.names):
             columns = [batch.column(number) for batch in batches]
-            self._places[name] = None if self.is_decoded else _find_places(columns, reader.limits)
+            self._places[name] = None if self.is_decoded else _find_places(columns, limits)
             self._nulls[name] = np.flatnonzero([column.null_count for column in columns])
             self._sizes[name] = int(sum(column.nbytes for column in columns) / max(share, 1e-9))
 
@@ -62,7 +69,9 @@ class ArrowPart:
         self._stamp.check()
         try:
             return OpenArrow(self, _open_reader(self.name))
-        except (OSError, ValueError) as error:
+        except PenstockError:
+            raise
+        except Exception as error:  # as above
             raise ReadError(f"Could not read {self.name}: {cause(error)}.") from error
 
     def check(self) -> None:
@@ -116,12 +125,18 @@ class OpenArrow:
         # Views of the map. Decompressed batches are kept by the source, within its budget.
         self._views: SharedCache[Any] = SharedCache(sys.maxsize, max_entries=0 if part.is_decoded else _KEPT_VIEWS)
 
-    def load(self, piece: int, _: Sequence[str]) -> Any:
-        """Return a record batch, with all columns."""
+    def load(self, piece: int, names: Sequence[str]) -> Any:
+        """Return columns of a record batch."""
         self._part.check()
+
+        def load() -> Any:
+            found = self._reader.get(piece).select(list(names))
+            found.validate(full=True)  # an offset that is wrong points anywhere in memory
+            return found
+
         try:
-            return self._views.get(piece, lambda: self._reader.get(piece), 1)
-        except (OSError, ValueError) as error:
+            return self._views.get(piece, load, 1)
+        except Exception as error:  # as above
             raise DamageError(self._part.name, None, f"record batch {piece}: {cause(error)}") from error
 
     def locate(self, name: str, column: ColumnType) -> Addresses | None:

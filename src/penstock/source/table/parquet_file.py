@@ -1,5 +1,6 @@
 """Parquet files: one piece for each row group."""
 
+import math
 from collections.abc import Mapping, Sequence
 from multiprocessing import parent_process
 from pathlib import Path
@@ -9,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.cache import SharedCache
-from penstock.core.errors import DamageError, SourceError
+from penstock.core.errors import DamageError, PenstockError, SourceError
 from penstock.core.text import cause
 from penstock.files.regular import check_regular
-from penstock.source.file_ranges import FileRanges, StoredFile
+from penstock.source.file_ranges import FileRanges
 from penstock.source.table.columns import ColumnType, describe_type, import_pyarrow
 from penstock.source.table.parts import Addresses
 from penstock.source.table.stamp import FileStamp
@@ -38,12 +39,18 @@ class ParquetPart:
         try:
             metadata = self._metadata()
             self.schema = metadata.schema.to_arrow_schema()
-        except (OSError, ValueError) as error:
+            # Nothing is asked of the columns of a row group: if they are damaged, pyarrow ends the process.
+            groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+            self.rows = np.array([group.num_rows for group in groups], np.int64)
+            self._bytes = sum(group.total_byte_size for group in groups)
+            self._types = {field.name: describe_type(field.type) for field in self.schema}
+        except PenstockError:
+            raise
+        except Exception as error:  # a damaged file can make Arrow raise anything
             raise SourceError(f"{path} must be a Parquet file that can be read: {cause(error)}.") from error
-        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-        self.rows = np.array([group.num_rows for group in groups], np.int64)
-        self._columns = _measure_columns(groups, self.schema.names)
-        self._texts = [field.name for field in self.schema if describe_type(field.type).label in ("text", "bytes")]
+        if (self.rows < 0).any():
+            raise SourceError(f"{path} must be a Parquet file, got a row group of {self.rows.min()} rows.")
+        self._texts = [name for name, column in self._types.items() if column.label in ("text", "bytes")]
 
     def open(self) -> "ParquetPart":
         """Return this: no file stays open."""
@@ -57,7 +64,10 @@ class ParquetPart:
         try:
             with self._open_file(self._metadata()) as file:
                 found = file.read_row_group(piece, columns=list(names), use_threads=use_threads)
-        except (OSError, ValueError) as error:
+            found.validate(full=True)
+        except PenstockError:
+            raise
+        except Exception as error:  # as above
             self._stamp.check()
             raise DamageError(self.name, None, f"row group {piece}: {cause(error)}") from error
         if len(found) != self.rows[piece]:
@@ -97,45 +107,24 @@ class ParquetPart:
         return f"row group {piece} of {self.name}"
 
     def count_bytes(self, names: Sequence[str]) -> Mapping[str, int]:
-        """Return about how many bytes columns take."""
-        return {name: int(self._columns[name][:, 2].sum()) for name in names if name in self._columns}
+        """Return about how many bytes columns of varying size take: equal shares of what the others leave."""
+        fixed = sum(math.prod(column.shape) * column.dtype.itemsize for column in self._types.values())
+        n_rows = int(self.rows.sum())
+        return {name: 5 * n_rows + max(0, self._bytes - fixed * n_rows) // len(names) for name in names}
 
     def fingerprint(self) -> bytes:
         """Return some bytes of the file."""
         return self._stamp.sample()
 
-    def find_nulls(self, name: str) -> _Int64s:
-        """Return the row groups in which values of a column are missing, as far as statistics tell."""
-        return np.flatnonzero(self._columns[name][:, 3])
+    def find_nulls(self, _name: str) -> _Int64s:
+        """Return nothing: missing values are found when a row group is read."""
+        return np.zeros(0, np.int64)
 
-    def locate_bytes(self, pieces: _Int64s, names: Sequence[str]) -> FileRanges:
-        """Return where columns of row groups lie."""
-        found = np.concatenate([self._columns[name][pieces, :2] for name in names])
-        return FileRanges.of_file(StoredFile(self.name), found[:, 0], found[:, 1])
+    def locate_bytes(self, _pieces: _Int64s, _names: Sequence[str]) -> FileRanges:
+        """Return nothing: where columns lie is known to Arrow."""
+        return FileRanges.none()
 
     @property
     def stored_bytes(self) -> int:
         """Bytes of the file."""
         return self._stamp.n_bytes
-
-
-def _measure_columns(groups: Sequence[Any], names: Sequence[str]) -> dict[str, _Int64s]:
-    """Return for each column and row group: where it begins and ends, its bytes in memory, and its missing values."""
-    found: dict[str, _Int64s] = {}
-    for number, group in enumerate(groups):
-        for place in range(group.num_columns):
-            chunk = group.column(place)
-            path = chunk.path_in_schema
-            # A name may have dots, and so have paths to what is in a list.
-            name = path if path in names else max((n for n in names if path.startswith(f"{n}.")), key=len)
-            table = found.setdefault(name, np.zeros((len(groups), 4), np.int64))
-            begin = chunk.data_page_offset if not chunk.has_dictionary_page else chunk.dictionary_page_offset
-            end = begin + chunk.total_compressed_size
-            row = table[number]
-            row[0] = min(row[0], begin) if row[1] else begin
-            row[1] = max(row[1], end)
-            row[2] += chunk.total_uncompressed_size + 5 * group.num_rows
-            # Of a list, an empty one counts as a missing element.
-            if chunk.statistics is not None and chunk.statistics.has_null_count and path == name:
-                row[3] += chunk.statistics.null_count
-    return found

@@ -50,12 +50,12 @@ class TableSource(Selectable):
     is made.
 
     1. A file that is changed, replaced or removed after the source was made: ReadError.
-    2. A row group that cannot be decoded: DamageError, which names the file and the row group. Checksums of pages are
-       verified if there are any.
+    2. A row group or record batch that cannot be decoded, or is not valid: DamageError, which names the file and the row
+       group. Checksums of pages are verified if there are any; without them, a damaged number is a number.
     3. Forks and threads are safe: each process maps and opens files for itself, and worker processes decode without
        the threads of Arrow.
 
-    `prepare` reads the bytes of the selected columns ahead, of whole chunks.
+    `prepare` reads the bytes of the selected columns ahead, of whole chunks of Arrow and Feather files.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ class TableSource(Selectable):
         return self._locate(np.unique(self._spec.find_pieces(self._find_rows(items)))).read_ahead()
 
     def release(self, items: _Int64s) -> None:
-        """Give the pages of row groups back to the system, of those that are read whole."""
+        """Give the pages of compressed Feather files back to the system, of batches that are read whole."""
         pieces, counts = np.unique(self._spec.find_pieces(np.unique(self._find_rows(items))), return_counts=True)
         is_whole = counts == np.diff(self._spec.borders)[pieces]
         self._locate(pieces[is_whole], only_decoded=True).give_back()  # maps are shared by all readers
