@@ -50,8 +50,8 @@ class TableSource(Selectable):
     is made.
 
     1. A file that is changed, replaced or removed after the source was made: ReadError.
-    2. A row group or record batch that cannot be decoded, or is not valid: DamageError, which names the file and the row
-       group. Checksums of pages are verified if there are any; without them, a damaged number is a number.
+    2. A row group or record batch that cannot be decoded, or is not valid: DamageError, which names the file and the
+       row group. Checksums of pages are verified if there are any; without them, a damaged number is a number.
     3. Forks and threads are safe: each process maps and opens files for itself, and worker processes decode without
        the threads of Arrow.
 
