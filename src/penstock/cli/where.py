@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.core.errors import SourceError
 from penstock.core.text import count
-from penstock.files.stores.url import is_url
+from penstock.files.stores.url import is_url, parse_place
 
 __all__ = ["check_archives", "check_dataset", "check_exists", "check_input", "is_recording", "is_store"]
 
@@ -93,7 +93,7 @@ def check_exists(where: str) -> None:
 
 def _check_url(where: str) -> None:
     """Raise SourceError, with what to do, if a URL is that of a recording."""
-    if is_url(where) and where.rstrip("/").lower().endswith((*_RECORDINGS, ".zarr.zip")):
+    if is_url(where) and str(parse_place(where)).lower().endswith((*_RECORDINGS, ".zarr.zip")):
         raise SourceError(
             f"{where} is a recording, not a dataset, and recordings are looked into on this machine only. Copy it, or "
             f"make a dataset of it: {_convert_command(where)}"

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from penstock.core.errors import OptionError
-from penstock.files.stores.url import is_url
+from penstock.files.stores.url import Url, parse_place
 
 __all__ = ["local_path"]
 
@@ -14,9 +14,10 @@ def local_path(where: str | os.PathLike[str]) -> Path:
 
     Without this check, `s3://bucket/shards` would be a folder `s3:` in the working directory.
     """
-    if is_url(where):
+    place = parse_place(where)
+    if isinstance(place, Url):
         raise OptionError(
-            f"The path must be one of this machine, got the URL {os.fspath(where)!r}. Copy the data from or to it, for "
+            f"The path must be one of this machine, got the URL {str(place)!r}. Copy the data from or to it, for "
             "example with rclone, or mount it."
         )
-    return Path(where).absolute()
+    return place

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.protocols import Source
 from penstock.core.text import cause, did_you_mean
-from penstock.files.stores.url import is_url
+from penstock.files.stores.url import is_url, parse_place
 from penstock.shard.manifest import MANIFEST
 from penstock.shard.places.missing import INDEXED
 from penstock.source.array import ArraySource
@@ -105,8 +105,9 @@ def _find_kind(what: Any) -> tuple[Callable[..., Source], Any]:
 
 def _open_place(where: str, options: dict[str, Any]) -> Source:
     """Return the source of a path, a pattern or a URL."""
-    path, suffix = Path(where), Path(where).suffix.lower()
     is_remote = is_url(where)
+    where = str(parse_place(where)) if is_remote else where
+    path, suffix = Path(where), Path(where).suffix.lower()
     is_group = not is_remote and any((path / name).is_file() for name in _ZARR_FILES)
     if is_group or any(_names_store(part) for part in path.parts):
         first = next((n for n, part in enumerate(path.parts, 1) if _names_store(part)), len(path.parts))

@@ -24,6 +24,7 @@ from penstock.core.protocols import Source
 from penstock.core.text import cause, did_you_mean
 from penstock.core.types import UNNAMED, Span
 from penstock.files.durable import create_aside, remove_asides, sync, write_all
+from penstock.files.kinds import local_path
 from penstock.files.locks import FolderLock
 from penstock.files.regular import open_input
 from penstock.source.native import copy_rows, is_compiled
@@ -59,7 +60,7 @@ def item_lengths(source: Source, by: str | ArrayLike, *, cache: str | os.PathLik
     >>> item_lengths(source, by="n_frames").values.tolist()
     [3, 1, 2, 1]
     """
-    folder = None if cache is None else Path(cache)
+    folder = None if cache is None else local_path(cache)
     if not isinstance(by, str):
         return _keep(_check_count(Lengths(by), source), folder)
     if UNNAMED in source.fields:

@@ -9,7 +9,7 @@ from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
 from penstock.files.spans.folder import CacheFolder, measure_folder
 from penstock.files.stores.options import StoreOptions
-from penstock.files.stores.url import Url, is_url
+from penstock.files.stores.url import Url, parse_place
 
 __all__ = ["RemoteOptions"]
 
@@ -52,9 +52,9 @@ class RemoteOptions:
             if cache_bytes is not None:
                 raise OptionError(f"cache_bytes={cache_bytes} needs cache, the folder to keep them in.")
             return cls(store)
-        if is_url(cache):
-            raise OptionError(f"cache must be a folder of this machine, got the URL {os.fspath(cache)!r}.")
-        folder = Path(cache).absolute()
+        folder = parse_place(cache)
+        if isinstance(folder, Url):
+            raise OptionError(f"cache must be a folder of this machine, got the URL {str(folder)!r}.")
         if cache_bytes is not None:
             check_integer("cache_bytes", cache_bytes, at_least=1)
         CacheFolder(folder, cache_bytes or 0)  # creates it, or says why it cannot be one

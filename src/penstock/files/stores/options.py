@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
+from penstock.files.stores.url import Url, is_url
 
 __all__ = ["StoreOptions"]
 
@@ -46,7 +47,7 @@ class StoreOptions:
     connections: int = 64
 
     def __post_init__(self) -> None:
-        if self.endpoint is not None and not str(self.endpoint).startswith(("http://", "https://")):
+        if self.endpoint is not None and not (is_url(self.endpoint) and Url(self.endpoint).is_http):
             raise OptionError(f"endpoint must begin with http:// or https://, got {self.endpoint!r}.")
         if self.credentials is not None and not callable(self.credentials):
             raise OptionError(

@@ -11,6 +11,8 @@ from penstock.core.errors import OptionError
 __all__ = ["Url", "is_url", "parse_place"]
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # with one slash, too: Path("s3://bucket") has no more
+_HOST = re.compile(r"(\[[^]]*\]|[^:]*)(:[0-9]+)?")
+_QUERY = re.compile(r"\?[^/?=]+=")  # not the `?` of a pattern
 _SAFE = "/~!$&'()*+,;=:@"
 """Characters that a path of an http URL has as they are."""
 
@@ -52,11 +54,15 @@ class Url:
                 f"A URL must hold no password, because URLs appear in messages, got one for "
                 f"{self.scheme}://{host.rpartition('@')[2]}. Pass it with StoreOptions(credentials=...)."
             )
-        if self.is_http and ("?" in self.text or "#" in self.text):
+        if not _HOST.fullmatch(host.rpartition("@")[2]):  # not quoted: a password may have a slash
+            raise OptionError(
+                f"A URL must be SCHEME://HOST:PORT/PATH, got another port than a number ({self.scheme}://)."
+            )
+        if _QUERY.search(self.text) or (self.is_http and ("?" in self.text or "#" in self.text)):
             shown = re.split(r"[?#]", self.text)[0]
             raise OptionError(
-                f"An http URL must have no query (what follows `?`): it may be a credential, and URLs appear in "
-                f"messages, got one after {shown!r}. Read from the store itself, or download the file."
+                f"A URL must have no query (what follows `?`): it may be a credential, and URLs appear in messages, "
+                f"got one after {shown!r}. Read from the store itself, or download the file."
             )
         if any(part in ("", ".", "..") for part in self.path.split("/") if self.path):
             raise OptionError(f"The parts of a URL must be names, none of them empty, `.` or `..`, got {self.text!r}.")

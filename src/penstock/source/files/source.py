@@ -17,6 +17,7 @@ from penstock.core.protocols import Source
 from penstock.core.text import did_you_mean
 from penstock.core.types import Block, Field, Span
 from penstock.files.kinds import local_path
+from penstock.files.stores.url import is_url
 from penstock.source.array import ArraySource
 from penstock.source.checks import check_items, check_span, keep_existing, sum_memory
 from penstock.source.file_ranges import MAX_FILES, FileRanges, first_distinct
@@ -176,7 +177,7 @@ class FilesSource(Selectable):
             return value
         if not isinstance(value, str | os.PathLike) or not str(value):
             raise ReadError(f"Column {self._column!r} must have a path in every row, got {value!r} in row {item}.")
-        return str(self._root / value)
+        return str(local_path(value if is_url(value) else self._root / value))
 
     def prepare(self, items: _Int64s) -> int | None:
         """Start reading files of items into the page cache, at most 512; return the bytes that were not there."""

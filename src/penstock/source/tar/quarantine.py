@@ -4,12 +4,12 @@ import fcntl
 import json
 import logging
 import os
-from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import DamageError, OptionError, ReadError, WriteError
 from penstock.core.text import cause
 from penstock.files.durable import write_all
+from penstock.files.kinds import local_path
 from penstock.files.regular import open_list, read_regular
 
 __all__ = ["Quarantine"]
@@ -24,7 +24,7 @@ class Quarantine:
     """
 
     def __init__(self, path: str | os.PathLike[str], fingerprint: str, max_items: int) -> None:
-        self.path, self._fingerprint, self._max_items = Path(path).absolute(), fingerprint, max_items
+        self.path, self._fingerprint, self._max_items = local_path(path), fingerprint, max_items
         where = self.path if self.path.exists() else self.path.parent
         is_special = os.path.lexists(self.path) and (self.path.is_symlink() or not self.path.is_file())
         if not os.access(where, os.W_OK) or is_special:
