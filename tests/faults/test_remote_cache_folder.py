@@ -1,5 +1,6 @@
 """A cache folder that is full, deleted under us, damaged, or shared by four processes: right bytes always."""
 
+import itertools
 import os
 import random
 import shutil
@@ -67,6 +68,16 @@ def flip(cache: Path) -> None:
             file.write(bytes([byte[0] ^ 1]))
 
 
+def swap(cache: Path) -> None:
+    """Give each span the file of another one, of the same size if there is one."""
+    with suppress(FileNotFoundError):
+        spans = sorted(list_spans(cache), key=lambda path: (path.stat().st_size, path))
+        (cache / "first").write_bytes(spans[0].read_bytes())
+        for path, other in itertools.pairwise(spans):
+            other.replace(path)
+        (cache / "first").replace(spans[-1])
+
+
 def fill_with_garbage(cache: Path) -> None:
     for path in list_spans(cache):
         with suppress(FileNotFoundError):
@@ -86,7 +97,7 @@ def replace_by_a_file(cache: Path) -> None:
 
 
 HARMS: dict[str, Callable[[Path], None]] = {
-    harm.__name__: harm for harm in (truncate, empty, flip, fill_with_garbage, delete, replace_by_a_file)
+    harm.__name__: harm for harm in (truncate, empty, flip, swap, fill_with_garbage, delete, replace_by_a_file)
 }
 
 
@@ -106,7 +117,7 @@ def test_a_folder_that_is_harmed_while_it_is_used_changes_no_batch(
     assert found == expected[order]
 
 
-@pytest.mark.parametrize("harm", [truncate, flip, fill_with_garbage, delete], ids=lambda harm: harm.__name__)
+@pytest.mark.parametrize("harm", [truncate, flip, swap, fill_with_garbage, delete], ids=lambda harm: harm.__name__)
 def test_a_folder_that_was_harmed_before_a_run_is_mended(
     harm: Callable[[Path], None], shards: RemoteSet, expected: dict[str, list[Any]]
 ) -> None:

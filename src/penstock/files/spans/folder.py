@@ -1,7 +1,7 @@
 """A cache folder: files of spans, shared by all processes of a machine, bounded in bytes.
 
 FOLDER/penstock-cache.json   says that the folder is a cache, whose files may be removed
-FOLDER/OBJECT/BEGIN-END      the bytes of a span, then their checksum
+FOLDER/OBJECT/BEGIN-END      the bytes of a span, then a checksum of them and of OBJECT/BEGIN-END
 FOLDER/ledger                bytes of all files; locked while it is read and changed
 FOLDER/locks                 a byte of it is locked by the process that is downloading a span
 
@@ -48,7 +48,8 @@ _SCAN_SHARE = 0.05  # of the time is spent on looking for files to evict, at mos
 class CacheFolder:
     """Spans in the files of a folder; thread-safe, and shared by processes.
 
-    1. A file that was truncated, changed or half written: it is removed, and its span is not there.
+    1. A file that was truncated, changed, half written, or is that of another span: it is removed, and its span is not
+       there.
     2. The folder is deleted, or its disk is full: spans are not kept. Nothing else happens.
     3. A process is killed at any moment: what it has written is there whole or not at all, and the bound holds.
     4. This run has used all files: nothing is evicted, and a further span is not kept.
@@ -95,7 +96,7 @@ class CacheFolder:
             if n_bytes < 0 or status.st_size != n_bytes + len(trailer) or not _read_all(handle, content, trailer):
                 self._remove(path)
                 return None
-            if _TRAILER.unpack(trailer) != (_MAGIC, xxhash.xxh3_64_intdigest(content.data)):
+            if _TRAILER.unpack(trailer) != (_MAGIC, _checksum(span, content)):
                 self._remove(path)
                 return None
             if status.st_mtime_ns < self._opened_ns:
@@ -120,10 +121,9 @@ class CacheFolder:
             if aside is None:
                 return path.exists()
             try:
-                checksum = xxhash.xxh3_64_intdigest(content.data)
                 handle, _ = aside
                 write_all(handle, content.data)
-                write_all(handle, memoryview(_TRAILER.pack(_MAGIC, checksum)))
+                write_all(handle, memoryview(_TRAILER.pack(_MAGIC, _checksum(span, content))))
                 with self._ledger():  # a scan meanwhile would miss it, or count it twice
                     aside[1].replace(path)
             except BaseException:
@@ -296,6 +296,11 @@ class SpanLocks:
 
     def _set(self, kind: int, start: int, length: int) -> None:
         fcntl.fcntl(self._handle, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0))
+
+
+def _checksum(span: StoredSpan, content: NDArray[np.uint8]) -> int:
+    name = xxhash.xxh3_64_intdigest(f"{span.object}/{span.file_name}".encode())
+    return xxhash.xxh3_64_intdigest(content.data, seed=name)
 
 
 def _close_all(*handles: list[int]) -> None:
