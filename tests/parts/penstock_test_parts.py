@@ -306,9 +306,8 @@ def run_at_once(n_threads: int, work: Callable[[int], None]) -> None:
 
 
 def own_threads() -> list[str]:
-    """Return the threads of Penstock, but not those of downloads: all sources share them, and they end when idle."""
-    names = [thread.name for thread in threading.enumerate() if thread.name.startswith("penstock")]
-    return [name for name in names if name != "penstock-fetch"]
+    """Return the threads of Penstock."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("penstock")]
 
 
 def open_files() -> dict[str, str]:

@@ -215,6 +215,20 @@ def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     assert 0 < by_default < shutil.disk_usage(tmp_path).free
 
 
+def test_no_thread_is_left_when_the_last_folder_is_closed(objects: Path) -> None:
+    def fetching() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name == "penstock-fetch"]
+
+    folder, other = _open(objects), _open(objects)
+    for _ in range(2):  # opened again by a read
+        other.get(_grid(1))
+        folder.get(_grid(0))
+        folder.close()
+        assert fetching()  # of the other folder
+        other.close()
+        assert not fetching()
+
+
 def test_a_closed_folder_ends_a_read_that_waits(objects: Path) -> None:
     folder = _open(objects)
     folder.get(_grid(0)[:1])

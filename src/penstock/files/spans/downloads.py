@@ -11,9 +11,11 @@ All remote folders of a process share the threads and the memory, so that a hund
    apart the moments are at which they are needed.
 7. A finalizer closes a folder, in any thread and at any moment, also in a thread of these that has the lock and
    collects garbage: its spans are dropped by the next call.
+8. The last folder is closed: the threads end, at the latest when the request that they wait for does.
 """
 
 import threading
+import time
 from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from collections.abc import Sequence
@@ -61,6 +63,7 @@ class Downloads:
         self._foreign_reads = 0
         self._threads: set[threading.Thread] = set()
         self._n_idle = 0
+        self._open: WeakSet[Owner] = WeakSet()  # those that have asked for spans
         self._closed: WeakSet[Owner] = WeakSet()
         self._closing: deque[Owner] = deque()  # those whose spans are to be dropped
 
@@ -105,21 +108,27 @@ class Downloads:
             self._go_on()
 
     def close(self, owner: Owner) -> None:
-        """Drop all spans of an owner, and wait a moment for its requests that are under way."""
+        """Drop all spans of an owner, and wait a moment for its requests, and for the threads if it was the last one."""
+        until = time.monotonic() + _CLOSE_SECONDS
         self._closing.append(owner)
         if not self._lock.acquire(timeout=_CLOSE_SECONDS):  # others hold it for less: it is this thread that has it
             return
         try:
             self._go_on()
             self._ended.wait_for(lambda: not owner.n_busy, _CLOSE_SECONDS)
+            ending = [] if self._open else list(self._threads)
         finally:
             self._lock.release()
+        for thread in ending:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, until - time.monotonic()))
 
     # -- the lock is held ----------------------------------------------------------------------------------------------
 
     def _check_open(self, owner: Owner) -> None:
         if owner in self._closed:
             raise ReadError("A remote folder was closed while it was read.")
+        self._open.add(owner)
 
     def _add(self, owner: Owner, span: Span, queue: "deque[Entry]") -> Entry:
         entry = self._entries[owner, span] = Entry(owner, span)
@@ -165,6 +174,9 @@ class Downloads:
 
     def _drop_all(self, owner: Owner) -> None:
         self._closed.add(owner)
+        self._open.discard(owner)
+        if not self._open:
+            self._work.notify_all()
         for entry in [entry for entry in self._entries.values() if entry.owner is owner]:
             for reader in entry.readers:
                 reader.changed.notify()
@@ -265,9 +277,10 @@ class Downloads:
             try:
                 while True:
                     self._n_idle += 1
-                    entries = self._work.wait_for(self._pop_neighbours, _IDLE_SECONDS)  # looked at once more at its end
+                    # Looked at once more when the time is over.
+                    entries = self._work.wait_for(lambda: self._pop_neighbours() or not self._open, _IDLE_SECONDS)
                     self._n_idle -= 1
-                    if not entries:
+                    if not isinstance(entries, list) or not entries:
                         return
                     self._download(entries)
             finally:
