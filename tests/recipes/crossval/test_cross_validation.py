@@ -13,8 +13,6 @@ from torch import nn
 from penstock.core.errors import OptionError, ReadError, SourceError
 from penstock.recipes.crossval.cross_validation import cross_val_training, single_fold_training
 from penstock.recipes.crossval.folds import best_grouped_folds, best_grouped_split
-from penstock.recipes.crossval.plot import plot_results
-from penstock.recipes.crossval.results import format_results, write_results_csv
 
 N = 96
 QUICK = {"optimize_dataloaders": False, "progress": False, "num_epochs": 3, "batch_size": 8, "max_split_attempts": 60}
@@ -105,26 +103,6 @@ def test_a_table_and_arrays_give_the_same(data: dict[str, np.ndarray], tmp_path:
         cross_val_training(path, model_class=_linear)
 
 
-def test_folds_in_parallel_give_the_same_in_the_same_order(data: dict[str, np.ndarray]) -> None:
-    def linear(num_classes: int) -> nn.Module:  # as in a notebook: no other process can import it
-        return nn.Sequential(nn.Flatten(), nn.Linear(144, num_classes))
-
-    def fail(num_classes: int) -> nn.Module:
-        raise RuntimeError(f"no model of {num_classes} classes")
-
-    serial, best = cross_val_training(**data, model_class=linear, config=QUICK, spec_augment=True)
-    both, best_of_both = cross_val_training(**data, model_class=linear, config=QUICK, spec_augment=True, n_jobs=2)
-    assert list(both["fold_results"]) == list(serial["fold_results"])
-    assert all(_same(fold, both["fold_results"][name]) for name, fold in serial["fold_results"].items())
-    assert best_of_both == best
-    assert np.array_equal(both["summary"]["confusion_matrix"], serial["summary"]["confusion_matrix"])
-    with pytest.raises(OptionError, match="n_jobs must be an integer >= 1, got 0"):
-        cross_val_training(**data, model_class=_linear, config=QUICK, n_jobs=0)
-    with pytest.raises(RuntimeError, match="no model of 3 classes") as raised:
-        cross_val_training(**data, model_class=fail, config=QUICK, n_jobs=2)
-    assert "[penstock] in fold 1 of 4" in raised.value.__notes__
-
-
 def test_an_interrupted_cross_validation_resumes_in_its_fold(data: dict[str, np.ndarray], tmp_path: Path) -> None:
     whole, _ = cross_val_training(**data, model_class=_linear, config=QUICK)
     made = []
@@ -135,7 +113,7 @@ def test_an_interrupted_cross_validation_resumes_in_its_fold(data: dict[str, np.
             raise RuntimeError("out of memory")
         return _linear(num_classes)
 
-    config = {**QUICK, "checkpoint_dir": tmp_path / "run", "split_cache": tmp_path / "folds.json"}
+    config = {**QUICK, "checkpoint_dir": tmp_path / "run"}
     with pytest.raises(RuntimeError, match="out of memory") as raised:
         cross_val_training(**data, model_class=failing, config=config)
     assert raised.value.__notes__ == ["[penstock] in fold 3 of 4"]
@@ -178,38 +156,6 @@ def test_a_single_fold_has_the_best_split_and_its_own_defaults(data: dict[str, n
         single_fold_training(**data, model_class=_linear, config=config)
     alone = single_fold_training(**data, model_class=_linear, config=config, use_predefined_split=False)
     assert len(alone["val_indices"]) == 18  # a fifth of 32, of each species
-    assert "accuracy" in format_results(alone)
-
-
-def test_results_are_written_as_a_table_a_csv_file_and_a_plot(data: dict[str, np.ndarray], tmp_path: Path) -> None:
-    results, _ = cross_val_training(**data, model_class=_linear, config=QUICK)
-    lines = format_results(results).splitlines()
-    assert lines[0].split()[:5] == ["fold", "train", "val", "epochs", "best"]
-    for number, (fold, line) in enumerate(zip(results["fold_results"].values(), lines[2:], strict=False), 1):
-        cells = line.split()
-        assert cells[:5] == [str(number), "72", "24", "3", str(fold["history"]["best_epoch"] + 1)]
-        assert cells[5:7] == [f"{fold['final_val_loss']:.4f}", f"{fold['final_val_acc']:.1%}"]
-    assert f"{results['summary']['aggregated_accuracy']:.1%} of 24 recordings" in lines[-1]
-    write_results_csv(results, tmp_path / "results.csv")
-    with (tmp_path / "results.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 4 * 3
-    for row in rows:
-        history = results["fold_results"][f"fold_{row['fold']}"]["history"]
-        epoch = int(row["epoch"]) - 1
-        assert float(row["val_loss"]) == history["val_losses"][epoch]
-        assert float(row["train_accuracy"]) == history["train_accuracies"][epoch]
-        assert (row["kept"] == "1") == (epoch == history["best_epoch"])
-    plot_results(results, tmp_path / "results.png")
-    plot_results(results["fold_results"]["fold_1"], tmp_path / "fold.png")
-    image = pytest.importorskip("matplotlib.image").imread(tmp_path / "results.png")
-    assert image.shape[1] > image.shape[0] > 400
-    assert len(np.unique(image.reshape(-1, image.shape[-1]), axis=0)) > 50  # it is not blank
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["fold.png", "results.csv", "results.png"]
-    with pytest.raises(OptionError, match=r"must be one of .*got '\.nonsense'"):
-        plot_results(results, tmp_path / "results.nonsense")
-    with pytest.raises(OptionError, match="results must be those of cross_val_training"):
-        format_results({})
 
 
 def test_invalid_data_is_refused_by_name(data: dict[str, np.ndarray], tmp_path: Path) -> None:

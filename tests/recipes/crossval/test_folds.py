@@ -1,9 +1,6 @@
 """Folds keep authors apart and classes trainable, and are the best that were tried, whoever tried them."""
 
 import itertools
-import json
-import logging
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -217,54 +214,6 @@ def test_impossible_splits_are_refused_with_names_and_counts() -> None:
             best_grouped_folds([0, 0], [1, 2], **{"n_splits": 2, **wrong})
     with pytest.raises(OptionError, match=r"test_size must be a number from 0\.01 to 0\.99, got 1\.5"):
         best_grouped_split([0, 0], [1, 2], 1.5)
-
-
-def test_results_are_cached_by_data_and_options(tmp_path: Path) -> None:
-    labels, authors = _table(300, 5, 20)
-    cache = tmp_path / "new" / "folds.json"
-    first = best_grouped_folds(labels, authors, 4, max_attempts=300, cache=cache)
-    stored = json.loads(cache.read_text())
-    ((key, seed),) = stored["seeds"].items()
-    assert seed == first.seed
-    # Another seed in the cache is returned: it was looked up, not searched for.
-    other = next(number for number in range(300) if number != seed)
-    cache.write_text(json.dumps({**stored, "seeds": {key: other}}))
-    kept = best_grouped_folds(labels, authors, 4, max_attempts=300, cache=cache)
-    assert kept.seed == other
-    expected = grouped_folds(labels, authors, 4, seed=other)
-    assert all(np.array_equal(a.val, b.val) for a, b in zip(kept.folds, expected, strict=True))
-    # Other data or options are searched for and cached as well.
-    labels[0] = (labels[0] + 1) % 5
-    best_grouped_folds(labels, authors, 4, max_attempts=300, cache=cache)
-    best_grouped_folds(labels, authors, 3, max_attempts=300, cache=cache)
-    best_grouped_split(labels, authors, 0.25, max_attempts=300, cache=cache)
-    assert len(json.loads(cache.read_text())["seeds"]) == 4
-    assert [path.name for path in cache.parent.iterdir()] == ["folds.json"]
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b'{"format": "other"}', b'{"format": "penstock folds 1"}', b"\xff"]
-)
-def test_a_damaged_cache_is_replaced_with_a_warning(
-    content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    labels, authors = _table(100, 3, 9)
-    cache = tmp_path / "folds.json"
-    cache.write_bytes(content)
-    with caplog.at_level(logging.WARNING, "penstock"):
-        found = best_grouped_folds(labels, authors, 3, max_attempts=20, cache=cache)
-    assert "is not usable and will be replaced" in caplog.text
-    assert list(json.loads(cache.read_text())["seeds"].values()) == [found.seed]
-
-
-@pytest.mark.parametrize("seed", ["3", -1, 10**6, 1.5, None, True])
-def test_an_invalid_seed_in_the_cache_is_searched_for_again(seed: object, tmp_path: Path) -> None:
-    labels, authors = _table(100, 3, 9)
-    cache = tmp_path / "folds.json"
-    found = best_grouped_folds(labels, authors, 3, max_attempts=20, cache=cache)
-    (key,) = json.loads(cache.read_text())["seeds"]
-    cache.write_text(json.dumps({"format": "penstock folds 1", "seeds": {key: seed}}))
-    assert best_grouped_folds(labels, authors, 3, max_attempts=20, cache=cache).seed == found.seed
 
 
 @given(labels=st.lists(st.integers(0, 3), min_size=2, max_size=40), n_splits=st.integers(2, 5), seed=st.integers(0, 9))

@@ -13,7 +13,4 @@ from penstock.recipes.crossval.folds import search_best_group_seed as search_bes
 from penstock.recipes.crossval.folds import search_best_group_seed_kfold as search_best_group_seed_kfold
 from penstock.recipes.crossval.folds import stratified_folds as stratified_folds
 from penstock.recipes.crossval.folds import stratified_split as stratified_split
-from penstock.recipes.crossval.plot import plot_results as plot_results
 from penstock.recipes.crossval.results import aggregate_predictions as aggregate_predictions
-from penstock.recipes.crossval.results import format_results as format_results
-from penstock.recipes.crossval.results import write_results_csv as write_results_csv

@@ -41,7 +41,6 @@ DEFAULTS: Mapping[str, Any] = {
     "seed": 42,
     "device": None,  # None for CUDA if available
     "checkpoint_dir": None,
-    "split_cache": None,
     "progress": True,
 }
 """Defaults of a cross-validation."""
@@ -237,6 +236,5 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "seed": _whole(0),
     "device": _optional(_device),
     "checkpoint_dir": _optional(_path),
-    "split_cache": _optional(_path),
     "progress": _switch,
 }

@@ -56,7 +56,6 @@ def cross_val_training(
     gaussian_noise: bool = False,
     *,
     recordings: ArrayLike | None = None,
-    n_jobs: int = 1,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Train `k_folds` models, each validated on authors it has never seen, and return `(results, best_results)`.
 
@@ -84,9 +83,6 @@ def cross_val_training(
         Whether masks, and noise, are applied to training items.
     recordings
         Recording that each item is a segment of: predictions are averaged over the segments of a recording.
-    n_jobs
-        Folds trained at once, each in a process of its own, with the same results. A script must then start its work
-        under `if __name__ == "__main__":`.
 
     Returns
     -------
@@ -98,7 +94,7 @@ def cross_val_training(
     data = _Data.of(data_path, features, labels, authors, recordings)
     engine = TrainingEngine(_require_model_class(model_class), data.num_classes(num_classes), chosen)
     folds, split = _folds(data, chosen)
-    results, best_results = engine.run_cross_validation(data.dataset, folds, recordings=data.recordings, n_jobs=n_jobs)
+    results, best_results = engine.run_cross_validation(data.dataset, folds, recordings=data.recordings)
     return {**results, "classes": data.classes, "split": split}, best_results
 
 
@@ -112,7 +108,6 @@ def _folds(data: "_Data", chosen: Mapping[str, Any]) -> tuple[list[Fold], dict[s
         chosen["k_folds"],
         max_attempts=chosen["max_split_attempts"],
         min_val_segments=chosen["min_val_segments"],
-        cache=chosen["split_cache"],
         show=chosen["progress"],
     )
     return found.folds, {"score": found.score, "seed": found.seed}
@@ -166,7 +161,6 @@ def single_fold_training(
         chosen["test_size"],
         max_attempts=chosen["max_split_attempts"],
         min_test_segments=chosen["min_test_segments"],
-        cache=chosen["split_cache"],
         show=chosen["progress"],
     )
     result = engine.run_single_fold_predefined(data.dataset, found.train, found.test, recordings=data.recordings)

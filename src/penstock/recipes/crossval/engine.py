@@ -7,7 +7,6 @@ import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from penstock.core.seeds import key_for
 from penstock.recipes.crossval.config import TRAINING_KEYS, check_config
 from penstock.recipes.crossval.fold import FoldSpec, FoldTraining, Predictions, preserve_random_state, seed_all
 from penstock.recipes.crossval.folds import best_grouped_split, stratified_split
-from penstock.recipes.crossval.parallel import run_folds
 from penstock.recipes.crossval.results import (
     accuracy_and_f1,
     aggregate_predictions,
@@ -82,7 +80,7 @@ class TrainingEngine:
         self.device = torch.device(self.config["device"] or ("cuda" if torch.cuda.is_available() else "cpu"))
 
     def run_cross_validation(
-        self, dataset: Any, fold_indices: Sequence[Any], *, recordings: ArrayLike | None = None, n_jobs: int = 1
+        self, dataset: Any, fold_indices: Sequence[Any], *, recordings: ArrayLike | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Train on each fold, and return `(results, best_results)`.
 
@@ -94,8 +92,6 @@ class TrainingEngine:
             (training items, validation items) of each fold.
         recordings
             One per item: predictions are averaged over the items of a recording.
-        n_jobs
-            Folds trained at once, each in a process of its own, with the same results.
 
         Returns
         -------
@@ -111,8 +107,7 @@ class TrainingEngine:
         if not folds:
             raise OptionError("fold_indices must have (training, validation) items of at least one fold, got none.")
         places = [(number, len(folds)) for number in range(1, len(folds) + 1)]
-        trainings = zip(folds, places, strict=True)
-        found = run_folds([partial(self._train_fold, dataset, *each, recordings) for each in trainings], n_jobs)
+        found = [self._train_fold(dataset, fold, place, recordings) for fold, place in zip(folds, places, strict=True)]
         results = {
             "fold_results": {f"fold_{number}": fold for number, fold in enumerate(found, 1)},
             "summary": summarize_folds(found, self.num_classes),
@@ -160,7 +155,6 @@ class TrainingEngine:
                 size,
                 max_attempts=self.config["max_split_attempts"],
                 min_test_segments=self.config["min_test_segments"],
-                cache=self.config["split_cache"],
                 show=self.config["progress"],
             )
         return self._train_fold(dataset, (train, val), (1, 1), recordings)

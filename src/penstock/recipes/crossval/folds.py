@@ -1,14 +1,12 @@
 """Splits for cross-validation: no author on both sides, every class in every training side, balanced class counts.
 
-Authors are by_class in many ways, and the best result is taken. It is a function of labels, authors and options: not of
-the number of processes, nor of the order of the rows except for the row numbers themselves.
+Authors are dealt to the sides in many ways, and the best result is taken. It is a function of labels, authors and
+options: not of the number of processes, nor of the order of the rows except for the row numbers themselves.
 """
 
-import json
 import logging
 import time
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,9 +16,7 @@ from penstock.convert.engines import LocalEngine
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
 from penstock.core.seeds import check_seed, generator_for
-from penstock.files.durable import write_aside
 from penstock.files.machine import this_machine
-from penstock.files.regular import read_regular
 from penstock.observe.progress import track_progress
 from penstock.recipes.crossval.attempts import Attempts, Task
 from penstock.recipes.crossval.group_table import Table, check_members, encode, find_columns
@@ -43,7 +39,6 @@ _Int64s = NDArray[np.int64]
 
 _BLOCK = 512  # attempts computed at once
 _PAYS_SECONDS = 2.0  # processes are worth starting for more work than this
-_FORMAT = "penstock folds 1"  # of the cache; change the number if attempts change
 
 
 class Fold(NamedTuple):
@@ -79,7 +74,6 @@ def best_grouped_folds(
     min_val_segments: int = 0,
     segments: ArrayLike | None = None,
     workers: int | None = None,
-    cache: str | Path | None = None,
     show: bool = True,
 ) -> FoundFolds:
     """Return folds with no author on both sides and every class in every training side: the best of many attempts.
@@ -98,8 +92,6 @@ def best_grouped_folds(
     workers
         Processes for the search, if it takes seconds; None for the number of available CPUs. The result does not
         depend on it.
-    cache
-        JSON file that keeps results, by what was searched for.
 
     Raises
     ------
@@ -118,7 +110,7 @@ def best_grouped_folds(
     table.check(n_splits)
     least = check_integer("min_val_segments", min_val_segments, at_least=0)
     task = Task(table.counts, (1 / n_splits,) * n_splits, least, folds=True)
-    score, seed = _find_best(table, task, max_attempts=max_attempts, workers=workers, cache=cache, show=show)
+    score, seed = _find_best(table, task, max_attempts=max_attempts, workers=workers, show=show)
     sides = Attempts.of(task, [seed]).sides[0]
     return FoundFolds(_as_folds(sides[table.group], n_splits), score, seed)
 
@@ -132,7 +124,6 @@ def best_grouped_split(
     min_test_segments: int = 0,
     segments: ArrayLike | None = None,
     workers: int | None = None,
-    cache: str | Path | None = None,
     show: bool = True,
 ) -> FoundSplit:
     """Return a split with no author on both sides and every class on both: the best of many attempts.
@@ -158,7 +149,7 @@ def best_grouped_split(
     table.check(2)
     least = check_integer("min_test_segments", min_test_segments, at_least=0)
     task = Task(table.counts, (1 - fraction, fraction), least, folds=False)
-    score, seed = _find_best(table, task, max_attempts=max_attempts, workers=workers, cache=cache, show=show)
+    score, seed = _find_best(table, task, max_attempts=max_attempts, workers=workers, show=show)
     side = Attempts.of(task, [seed]).sides[0][table.group]
     return FoundSplit(np.flatnonzero(side == 0), np.flatnonzero(side == 1), score, seed)
 
@@ -266,18 +257,11 @@ def stratified_split(labels: ArrayLike, test_size: float = 0.2, *, seed: int = 0
     return Fold(np.setdiff1d(np.arange(len(code)), test), np.sort(np.array(test, np.int64)))
 
 
-def _find_best(
-    table: Table, task: Task, *, max_attempts: int, workers: int | None, cache: str | Path | None, show: bool
-) -> tuple[float, int]:
+def _find_best(table: Table, task: Task, *, max_attempts: int, workers: int | None, show: bool) -> tuple[float, int]:
     """Return the best score and its seed, the smallest one if several are as good."""
     check_integer("max_attempts", max_attempts, at_least=1)
     if workers is not None:
         check_integer("workers", workers, at_least=1)
-    key = f"{table.digest} {task.fractions} {task.least} {task.folds} {max_attempts}"
-    cached = {} if cache is None else _read_cache(Path(cache))
-    seed = cached.get(key)
-    if type(seed) is int and 0 <= seed < max_attempts and np.isfinite(score := Attempts.of(task, [seed]).scores[0]):
-        return float(score), seed
     score, seed = _search(task, max_attempts, workers, show=show)
     if not np.isfinite(score):
         sides = (
@@ -291,10 +275,6 @@ def _find_best(
             f"{max_attempts:,} attempts gives such {sides} of whole authors. Classes with the fewest authors: "
             f"{table.rarest()}. Use fewer folds, a smaller minimum, or more attempts."
         )
-    if cache is not None:
-        entries = json.dumps({"format": _FORMAT, "seeds": {**cached, key: seed}}, indent=1)
-        Path(cache).parent.mkdir(parents=True, exist_ok=True)
-        write_aside(Path(cache), entries.encode())
     return score, seed
 
 
@@ -317,21 +297,6 @@ def _search(task: Task, max_attempts: int, workers: int | None, *, show: bool) -
 def _best_attempt(task: Task, seeds: range) -> tuple[float, int]:
     scores = Attempts.of(task, seeds).scores
     return float(scores.min()), seeds[int(scores.argmin())]
-
-
-def _read_cache(cache: Path) -> dict[str, Any]:
-    """Return the cached seeds. A wrong seed gives valid folds that are not the best."""
-    try:
-        stored = json.loads(read_regular(cache))
-        if stored["format"] == _FORMAT:
-            return dict(stored["seeds"])
-        reason = f"it is a {stored['format']!r}"
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        reason = str(error)
-    _LOG.warning("The cache of folds %s is not usable and will be replaced: %s", cache, reason)
-    return {}
 
 
 def _as_folds(side: _Int64s, n_splits: int) -> list[Fold]:

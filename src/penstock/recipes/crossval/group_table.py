@@ -1,11 +1,9 @@
 """The table to split: how much of each class each author has, and whether it can be split at all."""
 
-import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import xxhash
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.core.errors import OptionError
@@ -31,8 +29,6 @@ class Table(NamedTuple):
     counts: _Int64s
     """(groups, classes)"""
 
-    digest: str
-
     @classmethod
     def of(cls, labels: ArrayLike, authors: ArrayLike, segments: ArrayLike | None) -> "Table":
         """Return the table of rows with these labels, authors and numbers of segments."""
@@ -46,8 +42,7 @@ class Table(NamedTuple):
             raise OptionError("segments must be integers >= 1, one per row.")
         counts = np.zeros((len(groups), len(classes)), np.int64)
         np.add.at(counts, (group, label), weights.astype(np.int64))
-        spelled = json.dumps([classes, groups, label.tolist(), group.tolist(), weights.tolist()])
-        return cls(classes, groups, group, counts, xxhash.xxh3_128_hexdigest(spelled.encode()))
+        return cls(classes, groups, group, counts)
 
     def check(self, n_sides: int) -> None:
         """Raise if no attempt can succeed."""

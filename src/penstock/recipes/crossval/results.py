@@ -1,33 +1,24 @@
-"""Results of a training: figures from predictions, a table of all folds, a file of all epochs."""
+"""Figures of a training, from its predictions."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.core.errors import OptionError
-from penstock.files.durable import write_aside
 
 __all__ = [
     "accuracy_and_f1",
     "aggregate_predictions",
     "confusion_matrix_of",
-    "fold_results",
-    "format_results",
     "summarize_folds",
-    "write_results_csv",
 ]
 
 _Floats = NDArray[np.float64]
 _Int64s = NDArray[np.int64]
 
 _PLURALS = {"loss": "losses", "accuracy": "accuracies", "f1": "f1s"}
-_COLUMNS = {f"{side}_{one}": f"{side}_{many}" for side in ("train", "val") for one, many in _PLURALS.items()}
-_HEADINGS = ("fold", "train", "val", "epochs", "best", "val loss", "accuracy", "macro F1", "waiting")
 
 
 def confusion_matrix_of(targets: ArrayLike, predictions: ArrayLike, num_classes: int) -> _Int64s:
@@ -119,65 +110,3 @@ def summarize_folds(folds: Sequence[Mapping[str, Any]], num_classes: int) -> dic
     summary["aggregated_loss"] = float(-np.log(likely).mean())
     summary["confusion_matrix"] = confusion
     return summary
-
-
-def format_results(results: Mapping[str, Any]) -> str:
-    """Return a table with one row per fold, and a summary.
-
-    Parameters
-    ----------
-    results
-        The first result of `cross_val_training`, or the result of `single_fold_training`.
-    """
-    folds = fold_results(results)
-    rows = [_HEADINGS] + [
-        (
-            str(number),
-            f"{len(fold['train_indices']):,}",
-            f"{len(fold['val_indices']):,}",
-            str(fold["history"]["total_epochs"]),
-            str(fold["history"]["best_epoch"] + 1),
-            f"{fold['final_val_loss']:.4f}",
-            f"{fold['final_val_acc']:.1%}",
-            f"{fold['final_val_f1']:.3f}",
-            f"{fold['waiting_share']:.1%}",
-        )
-        for number, fold in enumerate(folds, 1)
-    ]
-    wide = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
-    lines = ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, wide, strict=True)) for row in rows]
-    lines.insert(1, "  ".join("-" * width for width in wide))
-    if "summary" in results:
-        summary = results["summary"]
-        lines.append(
-            f"accuracy {summary['mean_val_accuracy']:.1%} ± {summary['std_val_accuracy']:.1%} over {len(folds)} folds; "
-            f"{summary['aggregated_accuracy']:.1%} of {summary['aggregated_count']:,} {summary['aggregated_over']}, "
-            f"macro F1 {summary['aggregated_f1']:.3f}"
-        )
-    return "\n".join(lines)
-
-
-def write_results_csv(results: Mapping[str, Any], path: str | Path) -> None:
-    """Write one row per epoch and fold; the file is complete or missing.
-
-    Columns: fold and epoch, counted from 1; loss, accuracy and macro F1 of training and validation; the learning rate;
-    and whether the weights of this epoch were kept.
-    """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["fold", "epoch", *_COLUMNS, "learning_rate", "kept"])
-    for number, fold in enumerate(fold_results(results), 1):
-        history = fold["history"]
-        for epoch in range(history["total_epochs"]):
-            figures = [repr(history[name][epoch]) for name in (*_COLUMNS.values(), "learning_rates")]
-            writer.writerow([number, epoch + 1, *figures, int(epoch == history["best_epoch"])])
-    write_aside(Path(path), text.getvalue().encode())
-
-
-def fold_results(results: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the results of each fold, of a cross-validation or of a single training."""
-    if "fold_results" in results:
-        return list(results["fold_results"].values())
-    if "history" in results:
-        return [results]
-    raise OptionError("results must be those of cross_val_training or single_fold_training.")
