@@ -268,7 +268,7 @@ def test_paths_with_the_same_last_part_become_fields_of_their_whole_paths(tmp_pa
 def test_a_series_without_a_regular_rate_is_not_continuous(tmp_path):
     nwb = new_file()
     nwb.add_acquisition(series("licks", np.arange(60.0), timestamps=np.cumsum([0.1, 0.1, 10.0] * 20)))
-    with pytest.raises(SourceError, match=r"Every window .* overlaps a gap in acquisition/licks.*read it as behavior"):
+    with pytest.raises(SourceError, match=r"All windows .* overlap a gap in acquisition/licks.*read it as behavior"):
         open_nwb(save_nwb(nwb, tmp_path / "a.nwb"), modalities=("licks",))
 
 

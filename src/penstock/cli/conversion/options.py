@@ -170,9 +170,22 @@ class _NWBGroup:
     ] = "refuse"
     fill: Annotated[
         float | None,
-        typer.Option(metavar="X", help="With --missing allow and --units pad: what to fill in; NaN if not given."),
+        typer.Option(
+            metavar="X",
+            help="With --missing allow, --units pad and --unobserved mask: what to fill in; NaN if not given.",
+        ),
         AppliesTo(_NWB),
     ] = None
+    unobserved: Annotated[
+        str,
+        typer.Option(
+            metavar="mask|drop|keep",
+            help="What to do with units outside their obs_intervals: mask them (NaN, and False in spikes_valid), drop "
+            "the window, or keep the counts. Windows that overlap invalid_times are left out, unless kept.",
+            autocompletion=choices("mask", "drop", "keep"),
+        ),
+        AppliesTo(_NWB),
+    ] = "mask"
     unit_filter: Annotated[
         list[str] | None,
         typer.Option(
@@ -214,6 +227,7 @@ class _NWBGroup:
             "missing": self.missing,
             "units": self.units,
             "fill": self.fill,
+            "unobserved": self.unobserved,
             "unit_filter": tuple(_parse_filter(text) for text in self.unit_filter or ()),
             **(around if self.align else {}),
         }

@@ -114,7 +114,8 @@ class _Agreement:
             if name in absent:
                 self.notes.append(f"{name} is filled in, and has_{name} is False, in the items of {files}.")
         columns = tuple((name, labels) for name, labels in self.common.items() if name != "spikes")
-        common = Common(self.common.get("spikes"), columns, tuple(absent.items()))
+        masked = {"spikes_valid" in scan.fields for scan in scans if "spikes" in scan.about["fields"]}
+        common = Common(self.common.get("spikes"), columns, tuple(absent.items()), len(masked) > 1)
         how = self.options.units
         about = {
             name: {"how": how, "unit_ids" if name == "spikes" else "columns": list(labels)}
@@ -130,6 +131,8 @@ class _Agreement:
         for name, members in common.absent:
             if name not in scan.about["fields"]:
                 fields |= {member: dtype for member, dtype, _ in members} | {f"has_{name}": "bool"}
+        if common.masks_spikes and "spikes" in fields:
+            fields["spikes_valid"] = "bool"
         given: Any = scan.input
         return replace(scan, input=replace(given, common=common), fields=fields)
 
@@ -137,9 +140,10 @@ class _Agreement:
         """Return the members of fields that some recordings lack and others have."""
         found = {}
         for name in self.lacking:
-            scan = next((scan for scan in scans if name in scan.about["fields"]), None)
-            if scan is None:
+            having = [scan for scan in scans if name in scan.about["fields"]]
+            if not having:
                 continue
+            scan = next((scan for scan in having if f"{name}_valid" in scan.fields), having[0])
             members = []
             for member in (name, f"{name}_valid"):
                 if member not in scan.fields:

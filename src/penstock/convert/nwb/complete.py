@@ -30,17 +30,21 @@ class Common:
     absent: tuple[tuple[str, tuple[Member, ...]], ...] = ()
     """Fields that some files lack, each with its mask."""
 
+    masks_spikes: bool = False
+    """Whether items have `spikes_valid`, because some file has units that were not observed throughout a window."""
+
     def __repr__(self) -> str:
         """Return a digest: the repr of an input is part of the identity of a conversion, once for each input."""
-        said = repr((self.unit_ids, self.columns, self.absent)).encode()
+        said = repr((self.unit_ids, self.columns, self.absent, self.masks_spikes)).encode()
         return f"Common({xxhash.xxh3_128_hexdigest(said)})"
 
 
 class Completion:
     """Makes the fields of a recording those that all items of the dataset have."""
 
-    def __init__(self, options: NWBOptions, common: Common, found: Modalities) -> None:
+    def __init__(self, options: NWBOptions, common: Common, found: Modalities, *, masks_spikes: bool) -> None:
         self._options = options
+        self._masks_spikes = masks_spikes or common.masks_spikes or options.units == "pad"
         self._fill = np.float32(np.nan if options.fill is None else options.fill)
         self._units = None if found.spikes is None else _find_places(found.spikes.ids, common.unit_ids)
         wanted = dict(common.columns)
@@ -58,15 +62,19 @@ class Completion:
                 if name not in present:
                     self._constant |= {member[0]: self._make_empty(*member[1:]) for member in members}
                     self._constant[f"has_{name}"] = np.False_
-        if options.units == "pad" and self._units is not None:
-            self._constant["spikes_valid"] = self._units >= 0
         self._order = [member for name in options.all_fields for member in (name, f"{name}_valid", f"has_{name}")]
 
-    def complete(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all fields of an item, in the order of the options, each followed by its masks."""
+    def complete(self, fields: Mapping[str, Any], observed: NDArray[np.bool_] | None) -> dict[str, Any]:
+        """Return all fields of an item, in the order of the options, each followed by its masks.
+
+        Units of the file that are not `observed` are filled in, as those that it lacks; None: all are observed.
+        """
         found = {**fields, **self._constant}
         if self._units is not None:
-            found["spikes"] = _take(found["spikes"], self._units, self._fill)
+            places = self._units if observed is None else np.where(observed[self._units], self._units, -1)
+            found["spikes"] = _take(found["spikes"], places, self._fill)
+            if self._masks_spikes:
+                found["spikes_valid"] = places >= 0
         for name, places in self._places.items():
             found[name] = _take(found[name], places, self._fill)
             found[f"{name}_valid"] = _take(found[f"{name}_valid"], places, np.False_)

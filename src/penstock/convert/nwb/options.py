@@ -57,6 +57,11 @@ class NWBOptions:
         path of their series. An id may mean another neuron in another session: only the person who sorted them knows.
     fill
         What stands for missing fields, units and columns; None is NaN. Whole numbers are always -1, unsigned ones 0.
+    unobserved
+        What to do if something was not observed. "mask": leave out windows that overlap an interval of the file's
+        `invalid_times`, or in which no unit was observed throughout, by its `obs_intervals`; in other windows, units
+        that were not observed throughout are `fill`, and False in the mask `spikes_valid`. "drop": leave out these
+        windows as well. "keep" all windows, with the counts of the file: 0 where nothing was observed.
     max_gap_ms
         Behavior, stimulus and ophys are not interpolated across gaps longer than this. None: 2.5 times the median
         interval of each series, but at least one bin.
@@ -77,6 +82,7 @@ class NWBOptions:
     fields: Mapping[str, str] | tuple[tuple[str, str], ...] = ()
     units: Literal["refuse", "intersect", "pad"] = "refuse"
     fill: float | None = None
+    unobserved: Literal["mask", "drop", "keep"] = "mask"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fields", _check_fields(self.fields))
@@ -90,6 +96,7 @@ class NWBOptions:
         if self.missing == "error":
             object.__setattr__(self, "missing", "refuse")
         _check_choice("units", self.units, ("refuse", "intersect", "pad"))
+        _check_choice("unobserved", self.unobserved, ("mask", "drop", "keep"))
         if self.fill is not None and not _is_number(self.fill):
             raise OptionError(f"fill must be a finite number, or None for NaN, got {self.fill!r}.")
         if self.rate_hz is not None:
@@ -162,7 +169,7 @@ class NWBOptions:
         return f"NWBOptions({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
-_UNSET: Mapping[str, Any] = {"fields": (), "units": "refuse", "fill": None}
+_UNSET: Mapping[str, Any] = {"fields": (), "units": "refuse", "fill": None, "unobserved": "mask"}
 
 
 def _is_number(value: Any) -> bool:

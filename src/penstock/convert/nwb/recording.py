@@ -13,7 +13,8 @@ from penstock.convert.nwb.events import Window
 from penstock.convert.nwb.file import NWBFile
 from penstock.convert.nwb.find import Modalities, channel_areas, find_modalities
 from penstock.convert.nwb.options import NWBOptions
-from penstock.convert.nwb.tables import Intervals, find_intervals, to_json
+from penstock.convert.nwb.spikes import Spikes
+from penstock.convert.nwb.tables import Intervals, Spans, find_intervals, to_json
 from penstock.core.errors import OptionError, SourceError
 
 __all__ = ["NWBRecording"]
@@ -27,14 +28,16 @@ class NWBRecording:
     def __init__(self, file: NWBFile, options: NWBOptions, common: Common) -> None:
         self._file, self._options = file, options
         self._found = find_modalities(file, options)
-        self._completion = Completion(options, common, self._found)
         self._trials = find_intervals(file.nwb, "trials", file.path)
         self._epochs = find_intervals(file.nwb, "epochs", file.path)
         self._aligned, self._clock, notes = _cut_windows(file, options, self._found)
+        self._clock, masked, more = _check_observed(file, options, self._found.spikes, self._clock)
+        self._masked = self._found.spikes if masked else None
+        self._completion = Completion(options, common, self._found, masks_spikes=masked)
         self.n_samples = len(self._clock)
         self.groups: Mapping[str, str] = _groups(file.nwb)
         self.about: Mapping[str, Any] = self._make_about()
-        self.notes: Sequence[str] = [*self._found.notes, *notes, *self._note_lost_spikes()]
+        self.notes: Sequence[str] = [*self._found.notes, *notes, *more, *self._note_lost_spikes()]
         self._shared = self._shared_metadata()
 
     def span(self, numbers: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -72,7 +75,8 @@ class NWBRecording:
             fields |= binned.fields(self._clock.centres(number))
         for event in self._found.events:
             fields |= event.values(self._window(number, edges))
-        return self._completion.complete(fields)
+        observed = None if self._masked is None else self._masked.are_observed(float(edges[0]), float(edges[-1]))
+        return self._completion.complete(fields, observed)
 
     def _window(self, number: int, edges: NDArray[np.float64]) -> Window:
         if self._aligned is None:
@@ -172,16 +176,54 @@ def _cut_windows(file: NWBFile, options: NWBOptions, found: Modalities) -> tuple
             )
         clock, notes = make_event_clock(table, start, stop, options, name)
     for one in found.continuous:
+        cure = "Use shorter windows; if the series has no regular rate, read it as behavior."
         whole = one.is_whole(clock.bounds(np.arange(len(clock))))
-        if not whole.any():
-            raise SourceError(
-                f"Every window of {name} overlaps a gap in {one.series.path}. Use shorter windows; if the series has "
-                "no regular rate, read it as behavior."
-            )
-        if not whole.all():
-            notes.append(f"Windows left out because they overlap a gap in {one.series.path}: {int((~whole).sum())}.")
-            clock = clock.select(whole)
+        clock = _select(clock, whole, f"they overlap a gap in {one.series.path}", f"{name}. {cure}", notes)
     return table, clock, notes
+
+
+def _check_observed(
+    file: NWBFile, options: NWBOptions, spikes: Spikes | None, clock: Clock
+) -> tuple[Clock, bool, list[str]]:
+    """Return the windows in which something was observed, whether some of their units were not, and notes."""
+    notes: list[str] = []
+    cure = f"{file.path}. Use shorter windows, or unobserved='keep'."
+    table = find_intervals(file.nwb, "invalid_times", file.path)
+    if table is not None:
+        # An interval without an end lasts until the end.
+        invalid = Spans(table.starts, np.where(np.isnan(table.stops), np.inf, table.stops))
+        valid = ~invalid.overlap(clock.bounds(np.arange(len(clock))))
+        if options.unobserved == "keep" and not valid.all():
+            notes.append(f"Windows that overlap invalid_times, and are kept: {int((~valid).sum())}.")
+        elif options.unobserved != "keep":
+            clock = _select(clock, valid, "they overlap invalid_times", cure, notes)
+    if spikes is None:
+        return clock, False, notes
+    observed = spikes.count_observed(clock.bounds(np.arange(len(clock))))
+    if options.unobserved == "drop":
+        why = "units were not observed throughout (obs_intervals)"
+        return _select(clock, observed == len(spikes.ids), why, cure, notes), False, notes
+    if options.unobserved == "mask":
+        clock = _select(clock, observed > 0, "no unit was observed throughout (obs_intervals)", cure, notes)
+        observed = observed[observed > 0]
+    some = int((observed < len(spikes.ids)).sum())
+    if some:
+        fill = "NaN" if options.fill is None else f"{options.fill:g}"
+        what = "counted" if options.unobserved == "keep" else f"{fill}, and False in spikes_valid,"
+        notes.append(
+            f"Units are {what} in windows in which they were not observed throughout (obs_intervals): {some} of "
+            f"{len(observed)}."
+        )
+    return clock, some > 0 and options.unobserved == "mask", notes
+
+
+def _select(clock: Clock, kept: NDArray[np.bool_], why: str, whose: str, notes: list[str]) -> Clock:
+    """Return the windows to keep, and add a note on the others; raise SourceError if none is left."""
+    if not kept.any():
+        raise SourceError(f"All windows are left out because {why} in {whose}")
+    if not kept.all():
+        notes.append(f"Windows left out because {why}: {int((~kept).sum())}.")
+    return clock.select(kept)
 
 
 def _groups(nwb: Any) -> dict[str, str]:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.convert.nwb.file import wrap_read_errors
+from penstock.convert.nwb.tables import Spans
 from penstock.convert.nwb.units import Units
 from penstock.core.errors import SourceError
 from penstock.files.stores.url import Url
@@ -20,6 +21,7 @@ __all__ = ["IN_MEMORY", "Spikes", "read_spikes"]
 IN_MEMORY = 4_000_000
 """Spikes that are held in memory at once: 48 MB."""
 
+_ALWAYS = Spans(np.array([-np.inf]), np.array([np.inf]))
 _COARSE = 4096
 _READ_SPIKES = 256 * _COARSE
 _RANGE_SPIKES = 1_000_000
@@ -52,6 +54,10 @@ class Spikes:
         self._trains, self._file = trains, file
         self.ids, self.areas = ids, areas
         self.observed: tuple[float, float] | None = None
+        """From the first to the last time at which a unit of the file was observed; None if the file does not say."""
+
+        self._spans = [_ALWAYS]
+        self._spans_of = np.zeros(len(ids), np.int64)  # of each unit
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -82,6 +88,27 @@ class Spikes:
         counts = np.bincount(bins * shape[1] + columns, minlength=shape[0] * shape[1])
         return counts.reshape(shape).astype(np.float32)
 
+    def observe(self, intervals: list[NDArray[np.float64]]) -> None:
+        """Set when each unit was observed; one without intervals always was. Many units have the same ones."""
+        numbers: dict[bytes, int] = {}
+        self._spans = []
+        for unit, rows in enumerate(intervals):
+            self._spans_of[unit] = numbers.setdefault(rows.tobytes(), len(numbers))
+            if len(numbers) > len(self._spans):
+                self._spans.append(Spans(rows[:, 0], rows[:, 1]) if len(rows) else _ALWAYS)
+
+    def count_observed(self, windows: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Return the number of units that were observed throughout, for each window, a row of (begin, end)."""
+        found = np.zeros(len(windows), np.int64)
+        for spans, n_units in zip(self._spans, np.bincount(self._spans_of).tolist(), strict=True):
+            found += spans.contain(windows) * n_units
+        return found
+
+    def are_observed(self, begin: float, end: float) -> NDArray[np.bool_]:
+        """Return which units were observed throughout a window."""
+        window = np.array([[begin, end]])
+        return np.concatenate([spans.contain(window) for spans in self._spans])[self._spans_of]
+
     def n_between(self, begin: float, end: float) -> int:
         """Return the number of spikes in [begin, end)."""
         with wrap_read_errors(self._file, "the spike times", begin, end):
@@ -95,27 +122,33 @@ class Spikes:
 def read_spikes(units: Units, kept: NDArray[np.int64]) -> Spikes:
     """Return the spikes of the given rows of the units table."""
     table, file = units.table, units.file
-    index = table["spike_times"]
-    with wrap_read_errors(file, "the index of the spike times"):
-        ends = np.asarray(index.data[:], np.int64)
-        stored = index.target.data
-        n_stored = len(stored)
-    begins = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
-    if (ends < begins).any() or len(ends) != len(table) or (len(ends) and ends[-1] > n_stored):
-        raise SourceError(f"{file} is damaged: the index of its spike times points beyond its {n_stored} spikes.")
+    stored, rows = _read_index(table, "spike_times", "spike times", file)
     ids, areas = units.ids, units.areas()
-    rows = np.stack([begins, ends], axis=1)
     with wrap_read_errors(file, "the spike times"):
-        held = int(ends[-1]) <= IN_MEMORY
+        held = int(rows[-1, 1]) <= IN_MEMORY
         trains = _InMemory(stored, rows, kept) if held else _OnDisk(stored, rows, kept, ids=ids, file=file)
     found = Spikes(trains, [ids[row] for row in kept], [areas[row] for row in kept], file)
     if "obs_intervals" in table.colnames:
+        intervals, rows = _read_index(table, "obs_intervals", "obs_intervals", file)
         with wrap_read_errors(file, "the obs_intervals of the units"):
-            observed = np.asarray(table["obs_intervals"].target.data[:], np.float64).reshape(-1, 2)
+            observed = np.asarray(intervals[:], np.float64).reshape(-1, 2)
+        found.observe([observed[slice(*rows[row])] for row in kept])
         observed = observed[np.isfinite(observed).all(axis=1)]
         if len(observed):
             found.observed = (float(observed[:, 0].min()), float(observed[:, 1].max()))
     return found
+
+
+def _read_index(table: Any, column: str, what: str, file: Path | Url) -> tuple[Any, NDArray[np.int64]]:
+    """Return the stored values of a column with several per unit, and the first and the end of those of each unit."""
+    with wrap_read_errors(file, f"the index of the {what}"):
+        ends = np.asarray(table[column].data[:], np.int64)
+        stored = table[column].target.data
+        n_stored = len(stored)
+    begins = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
+    if (ends < begins).any() or len(ends) != len(table) or (len(ends) and ends[-1] > n_stored):
+        raise SourceError(f"{file} is damaged: the index of its {what} points beyond its {n_stored} {what}.")
+    return stored, np.stack([begins, ends], axis=1)
 
 
 def _unit_columns(kept: NDArray[np.int64], n_units: int) -> NDArray[np.int32]:

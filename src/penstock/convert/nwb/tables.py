@@ -13,7 +13,9 @@ from penstock.convert.nwb.file import wrap_read_errors
 from penstock.core.errors import SourceError
 from penstock.files.stores.url import Url
 
-__all__ = ["Intervals", "find_intervals", "to_json"]
+__all__ = ["Intervals", "Spans", "find_intervals", "to_json"]
+
+_NEAR = 1e-9  # seconds
 
 _POINTERS = {"DynamicTableRegion", "TimeSeriesReferenceVectorData"}
 
@@ -91,6 +93,35 @@ class Intervals:
                 found |= {name: to_json(self._table[name][number]) for name in self._ragged}
             self._last = (number, {name: found[name] for name in self._table.colnames if name in found})
         return self._last[1]
+
+
+class Spans:
+    """Half-open intervals of time, in order; those that overlap or touch are one.
+
+    Times that differ by less than a nanosecond, or by rounding, are the same. Windows are rows of (begin, end).
+    """
+
+    def __init__(self, starts: NDArray[np.float64], stops: NDArray[np.float64]) -> None:
+        some = stops > starts  # not where one is NaN
+        order = np.argsort(starts[some], kind="stable")
+        starts, ends = starts[some][order], np.maximum.accumulate(stops[some][order])
+        known = np.abs(np.concatenate([starts, ends]))
+        self._near = max(_NEAR, 8 * float(np.spacing(known[np.isfinite(known)].max(initial=0.0))))
+        begins = np.ones(len(starts), np.bool_)
+        begins[1:] = starts[1:] > ends[:-1] + self._near
+        self._starts, self._stops = starts[begins], ends[np.roll(begins, -1)]
+
+    def contain(self, windows: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Return which windows lie in one of the intervals from begin to end."""
+        at = np.searchsorted(self._starts, windows[:, 0] + self._near, side="right") - 1
+        stops = np.append(self._stops, -np.inf)  # at -1: none begins before the window
+        return np.asarray(stops[at] >= windows[:, 1] - self._near)
+
+    def overlap(self, windows: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Return which windows share time with one of the intervals."""
+        at = np.searchsorted(self._stops, windows[:, 0] + self._near, side="right")
+        starts = np.append(self._starts, np.inf)
+        return np.asarray(starts[at] < windows[:, 1] - self._near)
 
 
 def _is_value_column(column: Any) -> bool:
