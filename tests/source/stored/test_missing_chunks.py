@@ -17,6 +17,7 @@ from penstock.source.combine import Concat
 from penstock.source.select.selectable import Take
 from penstock.source.stored.source import ZarrSource
 from penstock.source.stored.zarr import keys as chunk_keys
+from penstock.source.stored.zarr.index_chunks import index_store
 from penstock.source.stored.zarr.keys import ChunkKeys, list_files
 from penstock.source.volume.ngff import Multiscale
 from penstock.source.volume.source import VolumeArray, VolumeSource
@@ -88,6 +89,19 @@ def test_an_array_that_is_sparse_from_the_start_has_its_fill_value(
     assert source.read(Span(20, 50))["data"].tobytes() == wanted[20:].tobytes()
 
 
+@layouts
+def test_an_array_that_must_be_complete_has_no_chunk_that_was_lost_before(
+    tmp_path: Path, options: dict[str, Any], key: str
+) -> None:
+    path = write(tmp_path / "a", options)
+    (path / key).unlink()
+    index_store(path)
+    source = ZarrSource(path, missing_chunks="error")
+    assert source.read(Span(0, 20))["data"].tobytes() == DATA[:20].tobytes()
+    with pytest.raises(DamageError, match=rf"{path}/{key} is missing\. Restore it, or use missing_chunks='fill'"):
+        source.take(np.array([3, 27]))
+
+
 def test_a_chunk_deleted_in_the_middle_of_an_epoch_ends_it(tmp_path: Path) -> None:
     path = write(tmp_path / "a", {})
     source = ZarrSource(path)
@@ -151,7 +165,9 @@ def test_patches_of_a_volume_that_loses_a_chunk_are_refused(tmp_path: Path) -> N
         source.take(last)
     for reader in (filling, opened()):
         assert (reader.take(last)["raw"] == -1).all()
-    with pytest.raises(OptionError, match="missing_chunks must be 'error' or 'fill', got 'zero'"):
+    with pytest.raises(DamageError, match=r"c/1/1/1 is missing\. Restore it"):
+        opened(missing_chunks="error").take(last)
+    with pytest.raises(OptionError, match="missing_chunks must be 'error', 'fill' or None, got 'zero'"):
         opened(missing_chunks="zero")
 
 

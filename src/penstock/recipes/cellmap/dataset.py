@@ -101,8 +101,9 @@ class CellMapDataset(Dataset[Any], RemoteParts):
     memory_bytes
         Size of the cache of decoded chunks, per process; 256 MiB by default.
     missing_chunks
-        What a chunk that is not stored is. `"error"` by default: the fill value if it was not stored when the dataset
-        was opened, and DamageError otherwise, also at a URL, where that is not known. `"fill"`: the fill value.
+        What a chunk that is not stored is. None by default: the fill value if it was not stored when the dataset
+        was opened, and DamageError otherwise, also at a URL, where that is not known. `"error"`: DamageError.
+        `"fill"`: the fill value.
     store, cache, cache_bytes
         How data at a URL are read, and where what was downloaded is kept; as in `ZarrSource`.
     """
@@ -143,7 +144,7 @@ class CellMapDataset(Dataset[Any], RemoteParts):
         self.force_has_data, self.device = options.get("force_has_data", False), options.get("device")
         self.max_workers = options.get("max_workers")
         self._memory_bytes = options.get("memory_bytes", 256 * 2**20)
-        self._missing_chunks: MissingChunks = options.get("missing_chunks", "error")
+        self._missing_chunks: MissingChunks = options.get("missing_chunks")
         folders = make_folders(options)
         check_names(self.input_arrays, self.target_arrays, self.classes)
         self.label_paths: dict[str, str | None] = {}

@@ -59,7 +59,7 @@ class CellMapImage:
         Index on each axis that is not spatial, such as `{"c": 0, "t": 5}`; for channels also a list, and all of them if
         not given. They are the first axis of a patch.
     missing_chunks
-        What a chunk that is not stored is: `"error"` or `"fill"`, as in `CellMapDataset`.
+        What a chunk that is not stored is: None, `"error"` or `"fill"`, as in `CellMapDataset`.
     store, cache, cache_bytes
         How data at a URL are read, and where what was downloaded is kept; as in `ZarrSource`.
     """
@@ -92,7 +92,7 @@ class CellMapImage:
         image = Multiscale.read_folder(folders.open(path), os.fspath(path))
         folders.check_used()
         array = VolumeArray(image, self.output_shape, self.scale, interpolation, pad_value=pad_value)
-        self._missing_chunks: MissingChunks = options.get("missing_chunks", "error")
+        self._missing_chunks: MissingChunks = options.get("missing_chunks")
         self._source = VolumeSource(
             {"image": array}, axis_order=axis_order, at=options.get("at"), pad=pad, missing_chunks=self._missing_chunks
         )

@@ -63,9 +63,11 @@ class ZarrSource(Selectable, RemoteParts):
         Chunks decompressed at once by all readers of this process. None: one per CPU of this process, and one in a
         worker process, because there are several of those.
     missing_chunks
-        What a chunk that is not stored is. `"error"`: the fill value if it was not stored when the source was opened,
+        What a chunk that is not stored is. None: the fill value if it was not stored when the source was opened,
         as in sparse arrays, and DamageError otherwise, also if that is not known (at a URL, and in arrays of more than
-        500,000 files). `"fill"`: the fill value, as in zarr-python. An array without a fill value must have all chunks.
+        500,000 files). `"error"`: DamageError when it is read, for arrays that must be complete (a shard may leave out
+        chunks of the fill value). `"fill"`: the fill value, as in zarr-python. An array without a fill value must have
+        all chunks.
     store
         Of a URL: endpoint, credentials, retries. None: as the environment says.
     cache
@@ -80,7 +82,7 @@ class ZarrSource(Selectable, RemoteParts):
         fields: Mapping[str, FieldSpec] | Sequence[str] | None = None,
         *,
         threads: int | None = None,
-        missing_chunks: MissingChunks = "error",
+        missing_chunks: MissingChunks = None,
         store: StoreOptions | None = None,
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int | None = None,

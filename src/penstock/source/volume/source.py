@@ -77,7 +77,7 @@ class VolumeSource(Selectable, RemoteParts):
         Chunks decoded at once by all readers of this process. None: one per CPU of this process, and one in a worker
         process, because there are several of those.
     missing_chunks
-        What a chunk that is not stored is: `"error"` or `"fill"`, as in `ZarrSource`.
+        What a chunk that is not stored is: None, `"error"` or `"fill"`, as in `ZarrSource`.
     store, cache, cache_bytes
         How volumes at URLs are read, and where what was downloaded is kept; as in `ZarrSource`. A `Multiscale` has its
         own.
@@ -102,7 +102,7 @@ class VolumeSource(Selectable, RemoteParts):
         memory_bytes: int = 256 * 2**20,
         margin: Mapping[str, Sequence[int]] | None = None,
         threads: int | None = None,
-        missing_chunks: MissingChunks = "error",
+        missing_chunks: MissingChunks = None,
         store: StoreOptions | None = None,
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int | None = None,

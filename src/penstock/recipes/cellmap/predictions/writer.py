@@ -140,7 +140,7 @@ class CellMapDatasetWriter:
             pad=pad,
             max_workers=options.get("max_workers"),
             memory_bytes=options.get("memory_bytes", 256 * 2**20),
-            missing_chunks=options.get("missing_chunks", "error"),
+            missing_chunks=options.get("missing_chunks"),
             at=options.get("at"),
             store=options.get("store"),
             cache=options.get("cache"),

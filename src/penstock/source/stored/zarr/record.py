@@ -2,7 +2,7 @@
 
 import io
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from penstock.core.errors import OptionError, ReadError
 from penstock.source.stored.zarr.checksums import SIDECAR, Checksums
@@ -11,27 +11,24 @@ from penstock.source.stored.zarr.store_folder import StoreFolder, UrlFolder
 
 __all__ = ["ChunkRecord", "MissingChunks", "check_missing_chunks"]
 
-MissingChunks = Literal["error", "fill"]
+MissingChunks = Literal["error", "fill"] | None
+"""What a missing chunk is; None: the fill value if it was missing when the array was opened, an error otherwise."""
 
 _MAX_OBJECTS = 100_000  # that a server lists: a hundred requests
 _MAX_ASKED = 10_000  # that a server without lists is asked for
 
 
-def check_missing_chunks(given: Any) -> MissingChunks:
-    """Return `missing_chunks`; raise OptionError if it is none of its values."""
-    if given not in get_args(MissingChunks):
-        raise OptionError(f"missing_chunks must be 'error' or 'fill', got {given!r}.")
-    return "fill" if given == "fill" else "error"
+def check_missing_chunks(given: Any) -> None:
+    """Raise OptionError if `missing_chunks` is none of its values."""
+    if given not in ("error", "fill", None):
+        raise OptionError(f"missing_chunks must be 'error', 'fill' or None, got {given!r}.")
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkRecord:
-    """Which chunks must be there, and their checksums.
+    """Which chunks must be there, and their checksums."""
 
-    A chunk that is missing is the fill value only if it is known to have been missing when the array was opened.
-    """
-
-    missing: MissingChunks = "error"
+    missing: MissingChunks = None
     stored: StoredFiles | None = None
     """None: not known."""
 
@@ -51,10 +48,10 @@ class ChunkRecord:
         take a minute for each 100,000.
         """
         if folder.remote is None:
-            stored = list_files(folder.path, keys) if missing == "error" and keys is not None else None
+            stored = list_files(folder.path, keys) if missing is None and keys is not None else None
             return cls(missing, stored, Checksums.read(folder.path / SIDECAR, *grid))
         stored = None
-        if folder.is_listed and missing == "error" and keys is not None:
+        if folder.is_listed and missing is None and keys is not None:
             stored = _list_objects(folder, keys)
         try:
             content, where = folder.read_file(SIDECAR), f"{folder}/{SIDECAR}"
@@ -82,10 +79,11 @@ class ChunkRecord:
         if self.missing == "fill":
             return None
         advice = "Restore it, or use missing_chunks='fill' to read fill values in place of missing chunks"
+        if self.missing == "error" and file is not None:
+            return f"{where} is missing. {advice}"
         if self.checksums is not None:
-            if chunk in self.checksums:
-                return f"{where} is missing, but {self.checksums.path} has its checksum. {advice}"
-            return None
+            reason = f"{where} is missing, but {self.checksums.path} has its checksum. {advice}"
+            return reason if chunk in self.checksums else None
         if file is None:
             return None
         if self.stored is None:
