@@ -34,14 +34,20 @@ def test_a_shard_that_is_missing_is_noticed_when_the_source_is_made(there: Endpo
     (there.folder / SECOND).unlink()
     with pytest.raises(DamageError, match=rf"{SECOND}: the shard is missing from {there.url}"):
         open_there(there)
+    for shard in there.folder.glob("*.tar"):
+        shard.unlink()
+    with pytest.raises(DamageError, match=rf"the shard and 2 more are missing from {there.url}"):
+        open_there(there)
 
 
+@pytest.mark.parametrize("status", [404, 405, 501])
 def test_a_web_server_lists_nothing_so_a_missing_shard_is_noticed_by_its_reader(
-    folder: Path, http_files: Endpoint, tmp_path: Path
+    status: int, folder: Path, http_files: Endpoint, tmp_path: Path
 ) -> None:
     web = http_files.below(tmp_path.name)
     shutil.copytree(folder, web.folder, dirs_exist_ok=True)
     (web.folder / SECOND).unlink()
+    http_files.break_requests({"kind": "status", "status": status, "method": "PROPFIND"})
     source = TarSource(str(web.url))
     assert facts(source.take(ALL[[0, 1, 4, 5]])) == [0, 1, 4, 5]
     error = damage_of(source)

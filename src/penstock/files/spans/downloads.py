@@ -108,7 +108,7 @@ class Downloads:
             self._go_on()
 
     def close(self, owner: Owner) -> None:
-        """Drop all spans of an owner; wait a moment for its requests, and for the threads if it was the last."""
+        """Drop all spans of an owner; wait a moment for its requests, and for the threads if it was the last one."""
         until = time.monotonic() + _CLOSE_SECONDS
         self._closing.append(owner)
         if not self._lock.acquire(timeout=_CLOSE_SECONDS):  # others hold it for less: it is this thread that has it

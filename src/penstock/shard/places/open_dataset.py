@@ -101,5 +101,5 @@ def _check_present(manifest: Manifest, archives: RemoteFolder | None) -> None:
         raise ReadError(f"Could not list the folder {where}: {cause(error)}") from error
     missing = [name for name in names if name not in present]
     if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise DamageError(missing[0], None, f"the shard{more} is missing from {where}")
+        which = f"the shard and {len(missing) - 1} more are" if len(missing) > 1 else "the shard is"
+        raise DamageError(missing[0], None, f"{which} missing from {where}")

@@ -123,16 +123,25 @@ class ObstoreClient:
 
     def list_objects(self, prefix: str, after: str | None, seconds: float) -> Iterator[list[ObjectInfo]]:
         """Yield the objects below a folder in groups."""
+        is_empty = after is None
         with _explain():
             groups = self._obstore.list(self._for(seconds), prefix or None, offset=after, chunk_size=1000)
             for group in groups:
+                is_empty = False
                 yield [_info(meta) for meta in group]
+            self._check_listing(is_empty=is_empty)
 
     def list_folders(self, prefix: str, seconds: float) -> list[str]:
         """Return the names of the folders in a folder."""
         with _explain():
             found = self._obstore.list_with_delimiter(self._for(seconds), prefix or None)
+            self._check_listing(is_empty=not (found["common_prefixes"] or found["objects"]))
         return [name.rpartition("/")[2] for name in found["common_prefixes"]]
+
+    def _check_listing(self, *, is_empty: bool) -> None:
+        """Raise RequestError for an empty list of a web server: obstore returns one if the server answers 404."""
+        if is_empty and self._settings.root.startswith("http"):
+            raise RequestError("refused", "the server lists nothing")
 
     def put(self, path: str, content: bytes | memoryview, if_absent: bool, seconds: float) -> bool:
         """Write an object; return False if it was there and `if_absent`."""
