@@ -53,7 +53,6 @@ PURE_EXCEPTIONS = {
 # A recipe that needs a thread, a process or a position of its own means that the core lacks something.
 CONCURRENT = {"threading", "multiprocessing", "queue", "concurrent", "asyncio"}
 CONCURRENCY_EXCEPTIONS = {
-    "penstock.recipes.crossval.parallel": "trains folds in processes: each is a training, not a reader",
     "penstock.recipes.cellmap.package": "a lock around the generator that datasets of cellmap-data keep",
     "penstock.recipes.streams.profiler": "names the thread of an event in its trace",
     "penstock.recipes.streams.rows": "a lock around the user's function, which is promised one call at a time",
