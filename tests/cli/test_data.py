@@ -16,7 +16,6 @@ import pytest
 import soundfile
 import typer
 from typer.testing import CliRunner
-from webdataset import tenbin
 
 from penstock import create_shards_from_arrays
 from penstock.cli import app
@@ -154,26 +153,27 @@ def test_index_says_what_it_found_or_that_nothing_was_written(shards: Path) -> N
     assert run("index", "shards").stdout.startswith("20 items in 4 shards: ")
 
 
-def test_an_index_names_hidden_files_and_an_item_shows_sounds_and_lists_of_arrays(
+def test_an_index_names_hidden_files_and_an_item_shows_sounds_and_archives_of_arrays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    wav, ten = io.BytesIO(), tenbin.encode_buffer([np.arange(3, dtype=np.float32)])
+    wav, npz = io.BytesIO(), io.BytesIO()
+    np.savez(npz, a=np.arange(3, dtype=np.float32))
     soundfile.write(wav, np.arange(8, dtype=np.int16), 8000, format="WAV")
     (tmp_path / "a.tar").write_bytes(
-        archive([("1.wav", wav.getvalue()), ("1.ten", bytes(ten)), ("._1.wav", b"x"), ("._1.ten", b"x")])
+        archive([("1.wav", wav.getvalue()), ("1.npz", npz.getvalue()), ("._1.wav", b"x"), ("._1.npz", b"x")])
     )
     done = run("index", "a.tar", "-q")
     assert (done.stdout, done.stderr) == (
-        "1 item in 1 shard: wav, ten\n",
-        "a.tar: 2 hidden files were skipped: '._1.wav', '._1.ten'\n",
+        "1 item in 1 shard: wav, npz\n",
+        "a.tar: 2 hidden files were skipped: '._1.wav', '._1.npz'\n",
     )
-    reason = "2 hidden files were skipped: '._1.wav', '._1.ten'"
+    reason = "2 hidden files were skipped: '._1.wav', '._1.npz'"
     found = json.loads(run("index", "a.tar", "-q", "--json").stdout)
     assert found["skipped"] == [{"shard": "a.tar", "item": None, "reason": reason}]
     item = json.loads(run("inspect", "a.tar", "--item", "0", "--json").stdout)["item"]
     assert item["fields"]["wav"]["value"] == [{"dtype": "torch.float32", "shape": [1, 8]}, {"value": 8000}]
-    assert item["fields"]["ten"]["value"] == [{"dtype": "float32", "shape": [3], "min": 0.0, "max": 2.0, "mean": 1.0}]
+    assert item["fields"]["npz"]["value"] == {"a": "[0. 1. 2.]"}
     assert re.search(r"^  wav +torch\.float32 \(1, 8\); 8000$", run("inspect", "a.tar").stdout, re.MULTILINE)
 
 

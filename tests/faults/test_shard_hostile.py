@@ -224,10 +224,7 @@ def test_an_item_of_very_many_members_is_read_or_refused(count: int, tmp_path: P
 
 _FORGED = {
     "a bomb": ("x.npy.gz", gzip.compress(bytes(1 << 24), 1) * 17),
-    "arrays of exabytes": ("ten", b"~TenBin~" + (2**62).to_bytes(8, "little") + bytes(64)),
-    "lists without end": ("cbor", b"\x9b" + b"\xff" * 8),
-    "lists in lists": ("cbor", b"\x81" * 1_000_000),
-    "more lists in lists": ("mp", b"\x91" * 1_000_000),
+    "lists in lists": ("mp", b"\x91" * 1_000_000),
     "elements without end": ("mp", b"\xdd\xff\xff\xff\xff"),
     "no sound": ("wav", b"RIFF\xff\xff\xff\xffWAVEfmt "),
     "no text": ("cls", b"\xff\xfe"),

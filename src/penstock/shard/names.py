@@ -40,7 +40,7 @@ _OF_FILES = {
     *("jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "jp2", "ppm", "pgm", "pbm", "pnm"),
     *("wav", "flac", "ogg", "opus", "mp3", "m4a", "aac", "aif", "aiff"),
     *("mp4", "m4v", "mov", "avi", "mkv", "webm", "mpg", "mpeg"),
-    *("mp", "msg", "msgpack", "ten", "tb", "tenbin", "cbor"),
+    *("mp", "msg", "msgpack"),
     *("txt", "json"),
 }
 

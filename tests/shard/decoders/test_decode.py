@@ -73,10 +73,10 @@ def test_malformed_msgpack_is_refused(stored: bytes) -> None:
         decode("mp", stored)
 
 
-@pytest.mark.parametrize("extension", ["mp", "json", "cbor"])
+@pytest.mark.parametrize("extension", ["mp", "json"])
 def test_values_may_be_nested_100_deep_and_no_deeper(extension: str) -> None:
-    begin, end = {"mp": (b"\x91", b""), "json": (b"[", b"]"), "cbor": (b"\x81", b"")}[extension]
-    one = {"mp": b"\x07", "json": b"7", "cbor": b"\x07"}[extension]
+    begin, end = {"mp": (b"\x91", b""), "json": (b"[", b"]")}[extension]
+    one = {"mp": b"\x07", "json": b"7"}[extension]
     found = decode(extension, begin * 100 + one + end * 100)
     for _ in range(100):
         (found,) = found

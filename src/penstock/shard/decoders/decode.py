@@ -12,9 +12,7 @@ from penstock.core.limits import MAX_DEPTH, expansion_reason, max_item_bytes
 from penstock.shard.codec import decode_json, decode_npy
 from penstock.shard.compression import DecompressedStream
 from penstock.shard.decoders.audio import AUDIO, decode_audio
-from penstock.shard.decoders.cbor import decode_cbor
 from penstock.shard.decoders.images import IMAGE_MODES, IMAGES, decode_image
-from penstock.shard.decoders.tenbin import decode_tenbin
 from penstock.shard.decoders.zips import BoundedZip
 from penstock.shard.pickles.unpickle import load_tensors, unpickle
 
@@ -150,6 +148,4 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(("txt", "text", "transcript"), _decode_text),
     **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _decode_class),
     **dict.fromkeys(("mp", "msg", "msgpack"), _decode_msgpack),
-    **dict.fromkeys(("ten", "tb", "tenbin"), decode_tenbin),
-    "cbor": decode_cbor,
 }

@@ -4,7 +4,6 @@ import gzip
 import io
 import json
 import pickle
-import struct
 import wave
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -115,16 +114,6 @@ def _check_text(content: bytes, extension: str, value: Any) -> None:
         raise WrongValueError("not the text that was stored")
 
 
-def _tenbin(*arrays: np.ndarray[Any, Any]) -> bytes:
-    out = b""
-    for array in arrays:
-        code = f"{array.dtype.kind}{array.dtype.itemsize}".encode().ljust(8, b"\0")
-        header = code + bytes(8) + struct.pack(f"<{1 + array.ndim}q", array.ndim, *array.shape)
-        for chunk in (header, array.tobytes()):
-            out += b"~TenBin~" + struct.pack("<q", len(chunk)) + chunk + bytes(-len(chunk) % 64)
-    return out
-
-
 def _images() -> Sequence[bytes]:
     found = []
     modes = {"JPEG": "RGB", "PNG": "RGB", "WEBP": "RGB", "BMP": "RGB", "GIF": "P", "TIFF": "RGB", "TGA": "RGB"}
@@ -174,19 +163,6 @@ def _gzips() -> Sequence[bytes]:
     ]
 
 
-_CBOR = (
-    b"\xa2\x61a\x83\x01\x02\xf6\x61b\x42xy",
-    b"\x9f\x01\xff",
-    b"\xbf\x61a\x9f\xff\xff",
-    b"\x5f\x42ab\x41c\xff",
-    b"\xc2\x49\x01" + bytes(8),
-    b"\xc3\x41\xff",
-    b"\xd8\x40\x42ab",
-    b"\xfb\x40\x09\x21\xfb\x54\x44\x2d\x18",
-    b"\xf9\x3c\x00",
-    b"\x3b" + b"\xff" * 8,
-    b"\x7f\x61a\xff",
-)
 _ERROR = (ValueError,)
 # About tags of a TIFF file; if pixels are missing, Pillow raises.
 _TAGS = ("Tag data larger than file", "Corrupt EXIF data", "Truncated File Read", "Metadata Warning")
@@ -215,29 +191,12 @@ DECODERS = (
     Target("pickle", _decode_all("pyd"), _pickles, _ERROR, (mutate_pickle, mutate_pickle), weight=3),
     Target("json", _decode_all("json", check=_check_json), _json_seeds, _ERROR, (mutate_json,), (b"[" * 3000, b"\xff")),
     Target(
-        "cbor",
-        _decode_all("cbor"),
-        lambda: _CBOR,
-        _ERROR,
-        (),
-        (b"\xff", b"\x9f" * 300, b"\xc0", b"\x5f", b"\xdb"),
-        weight=2,
-    ),
-    Target(
         "msgpack",
         _decode_all("mp", check=_check_msgpack),
         lambda: [msgpack.packb({"a": [1, 2.5, None, b"xy"], "b": {"c": -1}}), b"\xc7\x01\x05x", b"\xd6\xff" + bytes(4)],
         _ERROR,
         (),
         (b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\x91" * 1100, b"\xd6\xff"),
-    ),
-    Target(
-        "ten",
-        _decode_all("ten"),
-        lambda: [_tenbin(_ARRAYS[0]), _tenbin(_ARRAYS[0], np.zeros((0, 2), "<i4"))],
-        _ERROR,
-        (),
-        (b"~TenBin~",),
     ),
     Target(
         "image",
