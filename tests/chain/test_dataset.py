@@ -1,12 +1,19 @@
 """The chain gives what Source, Plan and Loader give, bit for bit, and refuses what makes no sense."""
 
+import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import dask.array
+import datasets
+import h5py
 import numpy as np
 import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
+import scipy.sparse
 import torch
 import zarr
 from hypothesis import given
@@ -361,3 +368,119 @@ def test_what_cannot_be_opened_says_what_to_do(tmp_path: Path) -> None:
         ps.SourceError, match=r"At a URL, shards, zarr and HDF5 can be opened, got s3://bucket/rows\.par"
     ):
         ps.open("s3://bucket/rows.parquet")
+
+
+class _Quacks:
+    """Has what NumPy asks of an array, and would be read whole."""
+
+    shape, dtype = (3,), np.dtype("f4")
+
+    def __len__(self) -> int:
+        return 3
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        raise AssertionError("must not be read")
+
+
+def write_anndata(path: Path, root: Any) -> None:
+    """Write a matrix with annotations as AnnData does, into a group of h5py or zarr."""
+    root.attrs["encoding-type"] = "anndata"
+    sparse = scipy.sparse.random(20, 8, density=0.2, format="csr", rng=1)
+    for name, values in (("X", np.arange(40).reshape(20, 2)), ("raw/X", sparse)):
+        if isinstance(values, np.ndarray):
+            root[name] = values
+            continue
+        group = root.create_group(name)
+        group.attrs["encoding-type"] = "csr_matrix"
+        for part in ("data", "indices", "indptr"):
+            group[part] = getattr(values, part)
+    assert path.exists()
+
+
+def test_what_is_not_numpy_is_refused_at_once_with_a_way(tmp_path: Path) -> None:
+    lazy, sparse = dask.array.ones((6, 6), chunks=2), scipy.sparse.csr_array(np.eye(3))
+    # As xarray.open_zarr returns it: a mapping of lazy arrays with named axes.
+    of_xarray = type("Dataset", (dict,), {"__module__": "xarray.core.dataset"})(a=lazy)
+    stored = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    stored["x"] = np.arange(5)
+    with h5py.File(tmp_path / "day.h5", "w") as file:
+        file["x"] = np.arange(5)
+        given: list[tuple[Any, str]] = [
+            (of_xarray, r"xarray\.Dataset: its axes have names, .* Open the zarr behind it, .*fields=\["),
+            ({"a": lazy}, r"Field 'a' must be an array in memory .*, got dask\.Array: it is not computed yet"),
+            (lazy, r"got dask\.Array: it is not computed yet.*x\.compute\(\)"),
+            (sparse, r"got scipy\.csr_array: the rows of a sparse matrix are no arrays.*toarray"),
+            ({"x": sparse}, r"Field 'x' must .*, got scipy\.csr_array"),
+            (file, r"got h5py\.File: it is not in memory. Open it by its path"),
+            (file["x"], r"got h5py\.Dataset: it is not in memory"),
+            (stored, r"got zarr\.Group: it is not in memory. Open it by its path"),
+            ({"x": stored["x"]}, r"Field 'x' must .*, got zarr\.Array"),
+            (_Quacks(), r"Field 'x' must be .*_Quacks\. Give numpy\.asarray\(x\) if it fits"),
+            ({"x": torch.eye(3).to_sparse()}, r"Field 'x' must be an array that NumPy converts: .*Sparse"),
+            ({"x": [np.zeros(2), np.zeros(3)]}, r"Field 'x' must be an array that NumPy converts: .*inhomogeneous"),
+            ({"x": np.ma.masked_equal([1, 2], 2)}, r"Field 'x' has masked values, .*x\.filled"),
+        ]
+        for what, message in given:
+            with pytest.raises(ps.SourceError, match=message):
+                ps.open(what)
+    with pytest.raises(ps.SourceError, match=r"Field 'a' must be .*, got dask\.Array"):
+        ps.ArraySource(of_xarray)
+
+
+def test_arrays_in_memory_of_other_libraries_are_arrays() -> None:
+    values = [3, 1, 2]
+    hugging = datasets.Dataset.from_dict({"x": values})["x"]
+    given = [tuple(values), array.array("d", values), memoryview(bytes(values)), pd.Series(values), pl.Series(values)]
+    for each in (
+        *given,
+        pd.Index(values),
+        pa.array(values),
+        hugging,
+        torch.tensor(values),
+        [torch.tensor(n) for n in values],
+    ):
+        assert ps.open({"x": each}).source.take(np.array([2, 0]))["x"].tolist() == [2, 3]
+
+
+def test_groups_that_are_no_fields_are_refused_with_what_to_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for version, name in ((2, "v2.zarr"), (3, "v3.zarr")):
+        write_anndata(tmp_path / name, zarr.open_group(name, mode="w", zarr_format=version))
+    with h5py.File("cells.h5ad", "w") as file:
+        write_anndata(tmp_path / "cells.h5ad", file)
+    for name in ("v2.zarr", "v3.zarr", "cells.h5ad", (tmp_path / "v3.zarr").as_uri()):
+        with pytest.raises(ps.SourceError, match=r"is a group of AnnData \(anndata\).*fields=\['X'\] if X is dense"):
+            ps.open(name)
+        with pytest.raises(ps.SourceError, match=r"/raw/X is a sparse matrix \(csr_matrix\).*x\.toarray\(\)"):
+            ps.open(f"{name}/raw/X")
+        assert ps.open(name, fields=["X"]).source.take(np.array([7]))["X"].tolist() == [[14, 15]]
+    nested = zarr.open_group("nested.zarr", mode="w")
+    nested["day1/x"] = np.arange(3)
+    with pytest.raises(ps.SourceError, match=r"No zarr arrays in .*of one of them, such as fields=\['day1/x'\]"):
+        ps.open("nested.zarr")
+    weather = zarr.open_group("weather.zarr", mode="w")
+    for name, values in (("lat", np.arange(8)), ("time", np.arange(99)), ("t2m", np.zeros((99, 8)))):
+        weather[name] = values
+    with pytest.raises(ps.SourceError, match=r"same number of rows, got .*as in fields=\['t2m', 'time'\]"):
+        ps.open("weather.zarr")
+    weather.create_array("crs", shape=(), dtype="i4")
+    with pytest.raises(
+        ps.SourceError, match=r"crs holds a single value, not rows\. Choose .*there are crs, lat, t2m, time"
+    ):
+        ps.open("weather.zarr")
+
+
+def test_files_of_other_kinds_are_refused_by_name(tmp_path: Path) -> None:
+    for name in ("a.mp4", "b.mp4", "notes"):
+        (tmp_path / name).write_bytes(b"x")
+    for what, pattern in ((tmp_path / "*.mp4", r"\*\.mp4"), (tmp_path, r"\*\.mp4"), (tmp_path / "a*", r"a\*")):
+        with pytest.raises(
+            ps.SourceError, match=rf"\.mp4 file.*not read\. Give a function .*FolderSource\('.*/{pattern}'"
+        ):
+            ps.open(what)
+    with pytest.raises(ps.SourceError, match=r"a\.mp4 is no file that can be .*FolderSource\('.*/a\.mp4', decode=func"):
+        ps.open(tmp_path / "a.mp4")
+    read = ps.FolderSource(tmp_path / "*.mp4", decode=lambda path: Path(path).name)
+    assert read.take(np.arange(2))["value"].tolist() == ["a.mp4", "b.mp4"]

@@ -24,10 +24,37 @@ from penstock.source.file_ranges import FileRanges, StoredFile
 from penstock.source.native import copy_rows, is_compiled
 from penstock.source.select.selectable import Selectable, check_fields
 
-__all__ = ["ArraySource"]
+__all__ = ["ArraySource", "refuse_foreign"]
 
 # A chunk is what is cheap to read together: about a megabyte amortises a seek and still mixes well.
 _CHUNK_BYTES = 1 << 20
+# Their arrays are in memory, and an axis is known by its place.
+_IN_MEMORY = {
+    "array",
+    "builtins",
+    "datasets",
+    "jax",
+    "jaxlib",
+    "numpy",
+    "pandas",
+    "polars",
+    "pyarrow",
+    "tensorflow",
+    "torch",
+}
+_FOREIGN = {
+    "anndata": "its matrix may be sparse, and its annotations are no arrays. Give a dense matrix, "
+    "penstock.open({'x': adata.X}), or a dataset with len() and [i] that returns adata.X[i].toarray()[0]",
+    "dask": "it is not computed yet. Store it, such as with to_zarr, and open that, or give x.compute() if it fits "
+    "into memory",
+    "h5py": "it is not in memory. Open it by its path, penstock.open('day.h5/x'), or several by fields=['x', 'y']",
+    "scipy": "the rows of a sparse matrix are no arrays. Give x.toarray() if it fits into memory, or a dataset with "
+    "len() and [i] that returns x[i].toarray()[0]",
+    "xarray": "its axes have names, which would be paired by their places, and it may not be in memory. Open the zarr "
+    "behind it, penstock.open('x.zarr', fields=['a', 'b']), or give arrays in memory whose first axes are the same, "
+    "penstock.open({'a': data['a'].values})",
+    "zarr": "it is not in memory. Open it by its path, penstock.open('x.zarr', fields=['a'])",
+}
 # What the identity hashes of the content: enough to tell two recordings apart, and read in a millisecond.
 _HASHED_ITEMS, _HASHED_BYTES = 16, 1024
 # A row that is not contiguous is read ahead with what lies between its values, if that is little.
@@ -313,9 +340,9 @@ def _check_arrays(arrays: Mapping[str, ArrayLike]) -> dict[str, NDArray[Any]]:
         raise SourceError("arrays must have at least one array, such as {'x': array}, got none.")
     checked: dict[str, NDArray[Any]] = {}
     for name, given in arrays.items():
-        array = np.asanyarray(given)
         if not isinstance(name, str) or name == UNNAMED:
             raise SourceError(f"A field name must be a non-empty string, got {name!r}.")
+        array = _as_array(name, given)
         if array.dtype.hasobject:
             raise SourceError(
                 f"Field {name!r} must hold numbers or fixed-width strings, got Python objects ({array.dtype}). "
@@ -334,6 +361,35 @@ def _check_arrays(arrays: Mapping[str, ArrayLike]) -> dict[str, NDArray[Any]]:
             "for an empty selection use Take(source, []) or source.index.select([])."
         )
     return checked
+
+
+def refuse_foreign(what: Any, must: str = "What is opened must be a path, arrays in memory or a dataset") -> None:
+    """Raise SourceError for an object of a library whose objects look like arrays or datasets, and are none."""
+    library = next((name for name in _libraries(what) if name in _FOREIGN), None)
+    if library is not None:
+        raise SourceError(f"{must}, got {library}.{type(what).__name__}: {_FOREIGN[library]}.")
+
+
+def _libraries(what: Any) -> list[str]:
+    """Return the libraries that an object's classes are from."""
+    return [each.__module__.partition(".")[0] for each in type(what).__mro__[:-1]]
+
+
+def _as_array(name: str, given: Any) -> NDArray[Any]:
+    must = f"Field {name!r} must be an array in memory or a memory map"
+    refuse_foreign(given, must)
+    if _IN_MEMORY.isdisjoint(_libraries(given)):
+        raise SourceError(
+            f"{must}, got {type(given).__module__}.{type(given).__qualname__}. Give numpy.asarray(x) if it fits into "
+            "memory, or a dataset with len() and [i]."
+        )
+    try:
+        array: NDArray[Any] = np.asanyarray(given)
+    except Exception as error:  # such as of a tensor on a GPU
+        raise SourceError(f"Field {name!r} must be an array that NumPy converts: {cause(error)}") from error
+    if np.ma.is_masked(array):
+        raise SourceError(f"Field {name!r} has masked values, which would be read as values. Fill them, x.filled(...).")
+    return array
 
 
 def _identity(arrays: Mapping[str, NDArray[Any]]) -> str:

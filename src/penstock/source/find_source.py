@@ -3,6 +3,7 @@
 import glob
 import inspect
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any, TypeVar
 
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.protocols import Source
-from penstock.core.text import cause, did_you_mean
+from penstock.core.text import cause, count, did_you_mean
+from penstock.files.staging import describe_unfinished
 from penstock.files.stores.url import is_url, parse_place
 from penstock.shard.manifest import MANIFEST
+from penstock.shard.places.archives import ARCHIVE
 from penstock.shard.places.missing import INDEXED
-from penstock.source.array import ArraySource
+from penstock.source.array import ArraySource, refuse_foreign
 from penstock.source.audio.file import EXTENSIONS
 from penstock.source.audio.source import AudioSource
 from penstock.source.combine import Concat
@@ -39,6 +42,7 @@ _T = TypeVar("_T")
 _ZARR_FILES = ("zarr.json", ".zarray", ".zgroup")
 _TABLE_PACKAGES = ("pandas", "polars", "pyarrow", "datasets")
 _IMAGES = tuple(f".{each}" for each in FILE_EXTENSIONS["image"])
+_USE_FUNCTION = "Give a function that reads one, penstock.FolderSource('{}', decode=function): each file is an item"
 _PROTOCOL = ("index", "fields", "read", "take")
 
 
@@ -91,6 +95,7 @@ def _find_kind(what: Any) -> tuple[Callable[..., Source], Any]:
     """Return the source of an object in memory, and what it is made from."""
     if type(what).__module__.partition(".")[0] in _TABLE_PACKAGES:
         return TableSource, what
+    refuse_foreign(what)
     if isinstance(what, Mapping):
         return ArraySource, what
     if hasattr(what, "shape") and hasattr(what, "dtype") and hasattr(what, "__array__"):
@@ -141,6 +146,7 @@ def _open_place(where: str, options: dict[str, Any]) -> Source:
         return pass_options(FolderSource, options, where)
     if not is_remote:
         _refuse_other_files(path, inside)
+        _refuse_unread(path)
     return _open_shards(where, options)
 
 
@@ -163,7 +169,24 @@ def _refuse_other_files(path: Path, inside: set[str]) -> None:
     if kind not in (".tar", ".json") and path.is_file():
         raise SourceError(
             f"{path} is no file that can be read item by item: shards, zarr, HDF5, npy, audio, images and tables are. "
-            "Read it in Python, and open arrays or a list of items."
+            f"{_USE_FUNCTION.format(path)}. Or read it in Python, and open arrays or a list of items."
+        )
+
+
+def _refuse_unread(path: Path) -> None:
+    """Raise SourceError for a folder or a pattern with files of a kind that is not read, and no archives."""
+    if (path / MANIFEST).exists():
+        return
+    files = list(path.iterdir() if path.is_dir() else map(Path, glob.glob(str(path), recursive=True)))  # noqa: PTH207  # a whole pattern
+    kinds = Counter(entry.suffix.lower() for entry in files if entry.is_file() and not entry.name.startswith("."))
+    if any(ARCHIVE.search(entry.name) for entry in files) or not kinds or describe_unfinished(path):
+        return
+    kind, number = kinds.most_common(1)[0]
+    if kind not in ("", ".json", ".jsonl", ".npz", *HDF5_SUFFIXES):
+        pattern = path / f"*{kind}" if path.is_dir() else path
+        raise SourceError(
+            f"{path} has no shards, but {count(number, f'{kind} file')}, which are not read. "
+            f"{_USE_FUNCTION.format(pattern)}."
         )
 
 

@@ -14,7 +14,7 @@ from penstock.source.stored.zarr.store_folder import LocalFolder, StoreFolder, U
 
 __all__ = ["HDF5_SUFFIXES", "Folders", "RemoteArguments", "find_hdf5", "find_stored"]
 
-HDF5_SUFFIXES = (".h5", ".hdf5", ".nwb")
+HDF5_SUFFIXES = (".h5", ".hdf5", ".nwb", ".h5ad")
 
 
 class RemoteArguments(TypedDict, total=False):

@@ -20,6 +20,7 @@ from penstock.source.ranges import Ranges
 from penstock.source.stored.chunk_grid import MAX_CHUNKS, Selection, list_chunks
 from penstock.source.stored.h5_file import Hdf5File, OpenHdf5, wrap_damage
 from penstock.source.stored.self_contained import check_dataset, check_read, stored_bytes
+from penstock.source.stored.zarr.group import refuse_anndata
 from penstock.source.stored.zarr.record import MissingChunks
 
 __all__ = ["Hdf5Array", "Hdf5Places"]
@@ -63,6 +64,7 @@ class Hdf5Array:
         with path.open().file as file, wrap_damage(path.where):
             found = file.get(name) if name != "." else None
             if found is None or not hasattr(found, "dtype"):
+                refuse_anndata(f"{path}/{name}".removesuffix("/."), (file if found is None else found).attrs)
                 raise _make_missing_error(path, name, file)
             if not found.shape or found.dtype.kind not in "biufc":
                 raise SourceError(f"{path}/{name} must be a numeric array with rows, got {found.dtype} {found.shape}.")

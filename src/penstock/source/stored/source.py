@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -99,7 +100,12 @@ class ZarrSource(Selectable, RemoteParts):
         self._arrays: dict[str, StoredArray] = {}
         self._selections: dict[str, Selection] = {}
         self.fields: dict[str, Field] = {}
-        arrays = _open_arrays([where for where, _ in specs.values()], missing_chunks)
+        try:
+            arrays = _open_arrays([where for where, _ in specs.values()], missing_chunks)
+        except SourceError as error:
+            if fields is not None or len(specs) == 1:
+                raise
+            raise SourceError(f"{error} Choose arrays with fields=[...]; there are {', '.join(specs)}.") from error
         for name, (where, keys) in specs.items():
             array = arrays[str(where)]
             selection, shape = _parse_selection(name, where, array.shape, keys)
@@ -107,7 +113,10 @@ class ZarrSource(Selectable, RemoteParts):
             self.fields[name] = Field(array.dtype, shape)
         lengths = {name: array.shape[0] for name, array in self._arrays.items()}
         if len(set(lengths.values())) > 1:
-            raise SourceError(f"All arrays must have the same number of rows, got {lengths}.")
+            raise SourceError(
+                f"All arrays must have the same number of rows, got {lengths}. Choose those of one length, as in "
+                f"fields={self._find_largest()}."
+            )
         self._n_items = next(iter(lengths.values()))
         self._remotes = RemoteUse(self._arrays.values())
         self._parts = self._remotes.folders
@@ -204,6 +213,14 @@ class ZarrSource(Selectable, RemoteParts):
         """Whether the chunks of an array are compressed, or cannot be read in part for another reason."""
         pieces = [array.piece_rows(each) for array, selections in self._group_by_array() for each in selections]
         return max(pieces) > 1
+
+    def _find_largest(self) -> list[str]:
+        """Return the fields of one length that hold most values."""
+        by_rows: dict[int, dict[str, int]] = {}
+        for name, array in self._arrays.items():
+            by_rows.setdefault(array.shape[0], {})[name] = math.prod(array.shape)
+        largest = max(by_rows.values(), key=lambda sizes: sum(sizes.values()))
+        return list(largest)
 
     def _group_by_array(self) -> list[tuple[StoredArray, list[Selection]]]:
         """Return each array once, with the selections of its fields."""

@@ -1,6 +1,9 @@
 """Finds the arrays in a zarr group, or in a folder of arrays."""
 
 import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import PenstockError, ReadError, SourceError
@@ -12,7 +15,7 @@ from penstock.source.stored.folders import find_hdf5
 from penstock.source.stored.n5 import refuse_n5
 from penstock.source.stored.zarr.store_folder import LocalFolder, StoreFolder, UrlFolder
 
-__all__ = ["find_arrays"]
+__all__ = ["find_arrays", "refuse_anndata"]
 
 
 def find_arrays(folder: StoreFolder) -> list[str] | None:
@@ -21,13 +24,32 @@ def find_arrays(folder: StoreFolder) -> list[str] | None:
         return _find_remote(folder)
     if not folder.path.is_dir() or _is_local_array(folder):
         return None
+    content = _read_json(folder, "zarr.json")
+    refuse_anndata(str(folder), _read_json(folder, ".zattrs") if content is None else content.get("attributes"))
     found = sorted(entry.name for entry in folder.path.iterdir() if _is_local_array(LocalFolder(entry)))
     if not found or is_half_published(folder.path):
         refuse_n5(str(folder))
         unfinished = describe_unfinished(folder.path)
-        advice = f": {unfinished}" if unfinished else ". Give the folder of the arrays, or of one of them."
+        below = [] if unfinished else _find_below(folder.path)
+        some = f", such as fields={below[:2]}" if below else ""
+        advice = f": {unfinished}" if unfinished else f". Give the folder of the arrays, or of one of them{some}."
         raise SourceError(f"No zarr arrays in {folder}{advice}")
     return found
+
+
+def refuse_anndata(where: str, attributes: Any) -> None:
+    """Raise SourceError for a group that AnnData wrote: its arrays are no fields with one row for each item."""
+    kind = str(attributes.get("encoding-type")) if isinstance(attributes, Mapping) else ""
+    if kind in ("csr_matrix", "csc_matrix"):
+        raise SourceError(
+            f"{where} is a sparse matrix ({kind}), whose rows are no arrays. Read it in Python, and open x.toarray() "
+            "if it fits into memory, or a dataset with len() and [i] that returns x[i].toarray()[0]."
+        )
+    if kind in ("anndata", "raw", "dataframe"):
+        raise SourceError(
+            f"{where} is a group of AnnData ({kind}), not arrays of one length. Name an array in it, such as "
+            "fields=['X'] if X is dense."
+        )
 
 
 def _is_local_array(folder: LocalFolder) -> bool:
@@ -47,6 +69,17 @@ def _is_local_array(folder: LocalFolder) -> bool:
     return not isinstance(found, dict) or found.get("node_type") != "group"
 
 
+def _find_below(group: Path) -> list[str]:
+    """Return paths of arrays in groups of a group."""
+    found = []
+    for folder, folders, _ in os.walk(group):
+        if _is_local_array(LocalFolder(Path(folder))):
+            found.append(Path(folder).relative_to(group).as_posix())
+            folders.clear()  # chunks
+        folders.sort()
+    return found
+
+
 def _find_remote(folder: UrlFolder) -> list[str] | None:
     """Look for arrays at a URL: in the metadata of the group, which may list them, or in what the server lists."""
     if find_hdf5(str(folder)) is not None:
@@ -62,6 +95,9 @@ def _find_remote(folder: UrlFolder) -> list[str] | None:
     elif content.get("node_type") != "group":
         return None
     try:
+        if content is not None:
+            is_v3 = "node_type" in content
+            refuse_anndata(str(folder), content.get("attributes") if is_v3 else content["metadata"].get(".zattrs"))
         names = None if content is None else _list_consolidated(content)
     except (LookupError, TypeError, AttributeError) as error:
         raise SourceError(f"{folder} must have valid consolidated metadata: {error!r}.") from error
@@ -101,7 +137,7 @@ def _list_remote(folder: UrlFolder, *, is_group: bool) -> list[str] | None:
     return found or None
 
 
-def _read_json(folder: UrlFolder, name: str) -> dict[str, Any] | None:
+def _read_json(folder: StoreFolder, name: str) -> dict[str, Any] | None:
     """Return the content of a metadata file; None if there is none."""
     try:
         content = json.loads(folder.read_file(name))

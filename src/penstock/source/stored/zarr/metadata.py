@@ -66,6 +66,8 @@ def read_layout(folder: StoreFolder) -> tuple[Layout, Stamp]:
         try:
             stamp = folder.stamp(name)
             content = json.loads(folder.read_file(name, _MAX_BYTES))
+            if content.get("shape") == []:
+                raise SourceError(f"{folder} holds a single value, not rows.")
             return parse(folder, content), stamp
         except (FileNotFoundError, NotADirectoryError):
             continue
