@@ -17,6 +17,7 @@ from penstock.convert.inputs.shards import ShardsInput
 from penstock.convert.inputs.zarr import ZarrInput
 from penstock.convert.nwb.input import NWBInput, NWBOptions
 from penstock.core.errors import OptionError, SourceError
+from penstock.core.text import about_unread
 from penstock.files.spans.options import RemoteOptions
 from penstock.files.stores.errors import MissingObjectError
 from penstock.files.stores.open_store import open_store
@@ -24,6 +25,8 @@ from penstock.files.stores.options import StoreOptions
 from penstock.files.stores.url import Url
 from penstock.shard.manifest import MANIFEST
 from penstock.source.audio.file import EXTENSIONS, find_audio_files
+from penstock.source.stored.folders import HDF5_SUFFIXES
+from penstock.source.table.find_parts import TABLE_EXTENSIONS
 
 __all__ = ["Format", "ReadOptions", "detect_kind", "inputs_of"]
 
@@ -182,13 +185,20 @@ def detect_kind(path: Path | Url) -> str:
         return "files"
     if suffixes[-2:] == [".zarr", ".zip"] or (isinstance(path, Url) and last == ".zarr"):
         return "zarr"
-    if last not in (".npy", ".npz"):
+    if last in (".npy", ".npz"):
+        return last[1:]
+    if last in (*TABLE_EXTENSIONS, *HDF5_SUFFIXES):
         raise SourceError(
-            "The format of an input must be known from its name (.nwb, .npz, .npy, .zarr, "
-            f"{', '.join(EXTENSIONS)}, images), got {path}. Give it, such as format='npy'. With format='files', any "
-            "files are items as they are."
+            f"{path} needs no conversion: penstock.open({str(path)!r}) reads it where it is. With format='files', "
+            "whole files are items."
         )
-    return last[1:]
+    if last:
+        raise SourceError(f"{about_unread(path)} With format='files', whole files are items as they are.")
+    raise SourceError(
+        "The format of an input must be known from its name (.nwb, .npz, .npy, .zarr, "
+        f"{', '.join(EXTENSIONS)}, images), got {path}. Give it, such as format='npy'. With format='files', any files "
+        "are items as they are."
+    )
 
 
 def _detect_folder_kind(path: Path) -> str:
@@ -202,7 +212,8 @@ def _detect_folder_kind(path: Path) -> str:
         return "files"
     raise SourceError(
         f"An input folder must be a zarr store or contain shards, audio files or images, got {path}. Name its files, "
-        "such as DIR/*.nwb, or give the format, such as format='zarr'. With format='files', whole files are items."
+        "such as DIR/*.nwb, or give the format, such as format='zarr'. With format='files', whole files are items. For "
+        "any other, write a function of five lines (docs/how-to/other-formats.md)."
     )
 
 

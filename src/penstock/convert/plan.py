@@ -168,10 +168,11 @@ class Scanner:
                 recording.close()
         except MissingDependency:  # not a fault of this file
             raise
-        except (PenstockError, OSError) as error:  # whatever is wrong with a file, the others are scanned too
-            return BadInput(given.path, getattr(error, "reason", "") or str(error) or repr(error))
-        except Exception as error:
-            where = "".join(f" ({note.removeprefix('[penstock] ')})" for note in getattr(error, "__notes__", ()))
+        except Exception as error:  # whatever is wrong with a file, the others are scanned too
+            notes = getattr(error, "__notes__", ())  # the user's own function has failed
+            if isinstance(error, PenstockError) or (isinstance(error, OSError) and not notes):
+                return BadInput(given.path, getattr(error, "reason", "") or str(error) or repr(error))
+            where = "".join(f" ({note.removeprefix('[penstock] ')})" for note in notes)
             return BadInput(given.path, f"{type(error).__name__}: {error}{where}", _carry_traceback(error))
 
     def _list_metadata(self, recording: Recording, first: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:

@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-__all__ = ["cause", "count", "did_you_mean", "name_once"]
+__all__ = ["about_unread", "cause", "count", "did_you_mean", "name_once"]
 
+_OTHER_FORMATS = "docs/how-to/other-formats.md"
 _SIBILANTS = ("s", "x", "tch", "sh")  # and not "ch": epochs
 
 
@@ -58,3 +59,17 @@ def cause(error: BaseException) -> str:
     ('No such file or directory', 'too short')
     """
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def about_unread(path: object) -> str:
+    """Return what to do about a file of a format that is not read.
+
+    Examples
+    --------
+    >>> about_unread("a.edf")
+    'Penstock does not read .edf files, got a.edf: write a function of five lines (docs/how-to/other-formats.md).'
+    """
+    stem, _, suffix = str(path).rpartition("/")[2].rpartition(".")
+    if suffix in ("gz", "bz2", "xz", "zip") and "." in stem:
+        suffix = f"{stem.rpartition('.')[2]}.{suffix}"
+    return f"Penstock does not read .{suffix} files, got {path}: write a function of five lines ({_OTHER_FORMATS})."

@@ -253,6 +253,16 @@ def test_a_conversion_notices_a_change_of_any_file_of_a_folder_and_of_a_file_bes
         assert digest_input(one) != digest
 
 
+def missing(path: Path) -> Iterator[dict[str, Any]]:
+    yield {"x": np.fromfile(path.with_suffix(".absent"))}
+
+
+def test_a_file_that_the_function_misses_is_named_with_the_item(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConversionError, match=r"FileNotFoundError: .*a\.absent.*missing failed at item 0") as caught:
+        convert_once(path, tmp_path, missing)
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_error_of_the_function_is_the_cause_of_that_of_the_conversion(
     workers: int, path: Path, tmp_path: Path
