@@ -11,10 +11,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
+import pandas as pd
 import pytest
 import soundfile
 import typer
+from PIL import Image
 from typer.testing import CliRunner
 
 from penstock import create_shards_from_arrays
@@ -106,8 +109,9 @@ def test_inspect_as_json_has_the_item_that_was_asked_for(shards: Path) -> None:
     assert item["fields"]["label"] == {"dtype": "int64", "shape": [], "value": 13}
 
 
-def test_json_has_no_numbers_that_json_does_not_know(shards: Path) -> None:
-    done = run("inspect", "shards", "--json", "--item", "7")
+def test_json_has_no_numbers_that_json_does_not_know(tmp_path: Path) -> None:
+    create_shards_from_arrays(tmp_path / "shards", {"x": np.array([[1, np.inf]])})
+    done = run("inspect", str(tmp_path / "shards"), "--json", "--item", "0")
     found = json.loads(done.stdout, parse_constant=pytest.fail)
     assert found["item"]["fields"]["x"]["mean"] is None
 
@@ -335,3 +339,81 @@ def test_names_that_look_like_markup_are_shown_as_they_are(tmp_path: Path, scree
     folder = tmp_path / "[red]x[/red]"
     create_shards_from_arrays(folder, {"a": np.arange(2)}, shard_size=2)
     assert ["Dataset", str(folder)] in rows(screen("inspect", str(folder), COLUMNS="300"))
+
+
+# -- what is read where it is ------------------------------------------------------------------------------------------
+
+
+def make_sources(folder: Path) -> None:
+    """Tables, an HDF5 file and a folder of images; the value of an item is its number."""
+    frame = pd.DataFrame({"number": np.arange(6), "text": [f"row {number}" for number in range(6)]})
+    frame.to_csv(folder / "rows.csv", index=False)
+    frame.to_parquet(folder / "rows.parquet")
+    (folder / "tables").mkdir()
+    frame.to_parquet(folder / "tables" / "rows.parquet")
+    with h5py.File(folder / "day.h5", "w") as file:
+        file["group/number"] = np.arange(6)
+    for number in range(6):
+        path = folder / "images" / f"class{number % 2}" / f"{number // 2}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((4, 4, 3), number, np.uint8)).save(path)
+
+
+@pytest.mark.parametrize(
+    ("where", "line"),
+    [
+        ("rows.csv", "  number  int64 4"),
+        ("rows.parquet", "  number  int64 4"),
+        ("tables", "  number  int64 4"),
+        ("day.h5/group/number", "  data  int64 4"),
+        ("images", "  image  uint8 (4, 4, 3), 3 to 3, mean 3"),
+        ("images/class0/*.png", "  image  uint8 (4, 4, 3), 4 to 4, mean 4"),
+    ],
+)
+def test_the_commands_open_what_is_read_where_it_is(
+    where: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_sources(tmp_path)
+    item = 2 if "*" in where else 4
+    found = run("inspect", where, "--item", str(item))
+    assert found.exit_code == 0, found.stderr
+    assert line in found.stdout.splitlines()
+    n_items = 3 if "*" in where else 6
+    assert found.stdout.startswith(f"{where}: {n_items} items, read where they are by penstock.open({where!r})")
+    answer = json.loads(run("inspect", where, "--json").stdout)
+    assert answer["total_samples"] == n_items
+    assert "item" not in answer
+    assert run("inspect", where, "--item", "6").exit_code == 2
+
+
+def test_the_command_line_tunes_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_sources(tmp_path)
+    found = run("tune", "rows.parquet", "--budget", "0.1", "--max-workers", "0", "--json", "--quiet")
+    assert found.exit_code == 0, found.stderr
+    assert json.loads(found.stdout)["storage"]
+
+
+def test_an_hdf5_file_of_several_datasets_is_asked_for_one_by_a_path_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_sources(tmp_path)
+    found = run("inspect", "day.h5")
+    assert found.exit_code == 2
+    (path,) = re.findall(r"Name one in the path, '(.*?)'", found.stderr)
+    assert run("inspect", path).exit_code == 0
+
+
+def test_an_item_with_values_that_are_not_numbers_says_how_many(shards: Path) -> None:
+    assert (
+        "  x         float64 (3,), 70 to 72, mean 71, 1 of 3 are NaN" in run("inspect", "shards", "--item", "7").stdout
+    )
+    answer = json.loads(run("inspect", "shards", "--item", "7", "--json").stdout)["item"]["fields"]["x"]
+    assert {name: answer[name] for name in ("min", "max", "mean", "nan")} == {
+        "min": 70,
+        "max": 72,
+        "mean": 71,
+        "nan": 1,
+    }

@@ -96,6 +96,7 @@ def make(folder: Path, what: str) -> None:
             (there / name).touch()
 
 
+FIVE_LINES = "write a function of five lines (docs/how-to/other-formats.md)."
 MAKE_ONE = "Make one: penstock convert"
 
 
@@ -144,20 +145,29 @@ def test_a_recording_is_no_dataset(folder: Path) -> None:
             "shards/shard_000001.tar is one shard of a dataset. Give its folder: ",
         ),
         (["verify", "a file.npy"], f"a file.npy is a recording, not a dataset. {MAKE_ONE} 'a file.npy' --output DIR"),
-        (["verify", "notes.txt"], "notes.txt is not a dataset, which is a folder with dataset_metadata.json"),
+        (["verify", "README"], "README is not a dataset, which is a folder with dataset_metadata.json"),
+        (["inspect", "notes.edf"], f"Penstock does not read .edf files, got notes.edf: {FIVE_LINES}"),
+        (["inspect", "bold.nii.gz"], f"Penstock does not read .nii.gz files, got bold.nii.gz: {FIVE_LINES}"),
+        (["convert", "notes.edf", "-o", "out"], f"Penstock does not read .edf files, got notes.edf: {FIVE_LINES}"),
+        (["convert", "empty", "-o", "out"], "An input folder must be a zarr store or contain shards, audio files or"),
+        (
+            ["convert", "rows.csv", "-o", "out"],
+            "rows.csv needs no conversion: penstock.open('rows.csv') reads it where",
+        ),
+        (["report", "rows.csv"], "rows.csv is not a dataset of shards, which this is for. penstock.open('rows.csv')"),
         (["verify", "lone.tar"], "lone.tar has no index. Make one: penstock index lone.tar"),
         (["index", "empty"], "No dataset in empty: the folder is empty."),
         (["index", "a file.npy"], "a file.npy is a recording, not a dataset."),
         (["convert", "shrads", "-o", "out"], "No such file or folder: shrads. Did you mean shards?"),
         (["convert", "tars", "-o", "out"], "tars contains tar archives, which need no conversion. Index them: "),
-        (["convert", "notes.txt", "-o", "out"], "The format of an input must be known from its name (.nwb, "),
+        (["convert", "README", "-o", "out"], "The format of an input must be known from its name (.nwb, "),
         (["convert", "a file.npy", "-o", "out", "-f", "edf"], "--format must be one of 'auto', 'nwb', 'npz', "),
     ],
 )
 def test_a_wrong_path_or_format_is_a_sentence_with_what_to_do(folder: Path, arguments: list[str], words: str) -> None:
     (folder / "empty").mkdir()
     (folder / "tars").mkdir()
-    for name in ("notes.txt", "lone.tar", "tars/a.tar"):
+    for name in ("README", "notes.edf", "bold.nii.gz", "rows.csv", "lone.tar", "tars/a.tar"):
         (folder / name).touch()
     np.save(folder / "a file.npy", np.arange(4))
     before = sorted(folder.rglob("*"))

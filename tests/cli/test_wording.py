@@ -34,6 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     soundfile.write("tone.wav", np.sin(np.arange(800) / 10), 800)
     Path("bad.npy").write_bytes(b"no array")
     Path("notes.txt").touch()
+    Path("notes").touch()
     Path("empty").mkdir()
     convert_to_shards("rows.npy", "done", show_progress=False)
     return tmp_path
@@ -62,7 +63,11 @@ def run(*arguments: str) -> str:
         ("two.npz --fields ,", "--fields must be one or more names, such as lfp,spikes, got ','."),
         ("two.npz --fields lfp,lfp", "--fields must name each array once, got lfp,lfp."),
         ("bad.npy", "use --skip-bad to continue without it."),
-        ("notes.txt", "got notes.txt. Give it, such as --format npy."),
+        ("notes", "got notes. Give it, such as --format npy."),
+        (
+            "notes.txt",
+            "write a function of five lines (docs/how-to/other-formats.md). With --format files, whole files",
+        ),
         ("empty", "or give the format, such as --format zarr."),
         ("tone.wav --window-seconds 0", "--window-seconds must be"),
         ("tone.wav --window-seconds 0.0001", "but --window-seconds 0.0001 has none"),

@@ -11,7 +11,7 @@ from penstock.cli.errors import ProblemsFound
 from penstock.cli.groups import expand_groups
 from penstock.cli.options import CostGroup, Json, Quiet, Readers, UrlGroup, Where
 from penstock.cli.screen import print_facts, print_json, print_table, tables_on
-from penstock.cli.where import check_archives, check_dataset, is_recording, is_store
+from penstock.cli.where import check_archives, check_dataset, is_recording, is_source, is_store
 from penstock.core.errors import OptionError
 from penstock.core.text import count
 from penstock.files.stores.url import is_url
@@ -239,7 +239,8 @@ def inspect(
 
     Of a dataset: totals, fields, sizes, one item, and health: whether every shard is present and has the right size.
     To read the shards, run `penstock verify`. Of a recording (nwb, wav, flac, ogg, mp3, npy, npz, zarr, OME-NGFF): the
-    name, kind, shape, rate, unit, span and gaps of everything in it, and the command that converts it.
+    name, kind, shape, rate, unit, span and gaps of everything in it, and the command that converts it. Of what
+    penstock.open reads in place (HDF5, Parquet, Arrow, CSV, folders of images): its fields and one item.
 
     Of both, the storage: how fast it reads in sequence and at random, and which order of items fits it. For this,
     pieces of the files that are not in memory are read, for at most about 2 seconds. A URL is not measured.
@@ -253,6 +254,11 @@ def inspect(
         if item is not None or png is not None:
             raise OptionError(f"--item and --png need a dataset, got the recording {where}. Convert it first.")
         inspect_recording(where, as_json=as_json)
+        return
+    if is_source(where):
+        if costs.cache is not None:
+            raise OptionError(f"--cache needs a dataset of shards, got {where}.")
+        _inspect_source(where, item, png, as_json=as_json)
         return
     check_dataset(where)
     _inspect_dataset(where, url.options(), (item, png), costs, as_json=as_json)
@@ -285,6 +291,39 @@ def _inspect_dataset(
     print_facts(look_at_storage(where, store=store).rows)
     if costs.cache is not None:
         print_facts(_estimate_costs(info.manifest, costs).rows)
+    if png is not None:
+        typer.echo(f"Plotted to {png}")
+
+
+def _inspect_source(where: str, item: int | None, png: Path | None, *, as_json: bool) -> None:
+    """Print what is in a source that is read where it is, such as a table; plot the item if a file is given."""
+    from penstock.recipes.tune.storage import look_at_storage  # noqa: PLC0415  # imports numpy
+    from penstock.recipes.webdataset.info import describe_item, plot_stored_item  # noqa: PLC0415
+    from penstock.source.find_source import open_source  # noqa: PLC0415
+
+    source, shown = open_source(where), item or 0
+    n_items = len(source.index)
+    if item is not None and item >= n_items:
+        raise OptionError(f"item must be 0–{n_items - 1}, got {item}.")
+    values = {name: array[0] for name, array in source.take([shown]).items()}
+    if png is not None:
+        plot_stored_item(values, png, title=f"Item {shown} of {where}")
+    fields = {name: {"dtype": str(field.dtype), "shape": field.shape} for name, field in source.fields.items()}
+    look = look_at_storage(where)
+    if as_json:
+        described = {name: _describe_value(value) for name, value in values.items()}
+        answer = {} if item is None else {"item": {"number": item, "fields": described}}
+        answer |= {} if png is None else {"drawn_into": str(png)}
+        print_json({"path": where, "total_samples": n_items, "fields": fields, **answer, **look.to_dict()})
+        return
+    typer.echo(f"{where}: {count(n_items, 'item')}, read where they are by penstock.open({where!r})\n\nFields")
+    for name, field in fields.items():
+        typer.echo(f"  {name}  {field['dtype']} {field['shape'] or ''}".rstrip())
+    typer.echo(f"\nItem {shown}")
+    for line in describe_item(values):
+        typer.echo(f"  {line}")
+    typer.echo()
+    print_facts(look.rows)
     if png is not None:
         typer.echo(f"Plotted to {png}")
 
@@ -384,4 +423,6 @@ def _describe_value(value: Any) -> dict[str, Any]:
         return about
     if value.ndim == 0:
         return {**about, "value": value.item()}
-    return {**about, **({name: getattr(value, name)().item() for name in ("min", "max", "mean")} if value.size else {})}
+    from penstock.recipes.webdataset.info import measure_values  # noqa: PLC0415  # imports numpy
+
+    return about | measure_values(value)

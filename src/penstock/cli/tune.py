@@ -10,7 +10,7 @@ from penstock.cli.errors import name_options
 from penstock.cli.groups import expand_groups
 from penstock.cli.options import Json, Quiet
 from penstock.cli.screen import print_facts, print_json, print_table, tables_on
-from penstock.cli.where import check_dataset, check_exists
+from penstock.cli.where import check_dataset, check_exists, is_source
 
 if TYPE_CHECKING:
     from penstock.recipes.tune.tuning import Tuning
@@ -101,7 +101,7 @@ def _check_source(where: str) -> None:
     path = Path(where)
     if path.suffix in (".npy", ".zarr") or any((path / name).is_file() for name in ("zarr.json", ".zarray", ".zgroup")):
         check_exists(where)
-    else:
+    elif not is_source(where):
         check_dataset(where)
 
 

@@ -6,10 +6,10 @@ from collections import Counter
 from pathlib import Path
 
 from penstock.core.errors import SourceError
-from penstock.core.text import count
+from penstock.core.text import about_unread, count
 from penstock.files.stores.url import is_url, parse_place
 
-__all__ = ["check_archives", "check_dataset", "check_exists", "check_input", "is_recording", "is_store"]
+__all__ = ["check_archives", "check_dataset", "check_exists", "check_input", "is_recording", "is_source", "is_store"]
 
 _MANIFEST = "dataset_metadata.json"  # shard.manifest has it too, and imports numpy
 _TARS = (".tar", ".tgz")
@@ -34,6 +34,26 @@ def is_recording(where: str) -> bool:
     if not path.is_dir():
         return path.is_file() and path.name.lower().endswith((*_RECORDINGS, ".zarr.zip"))
     return path.suffix.lower() in (".zarr", ".nwb") or any((path / name).exists() for name in _ZARR)
+
+
+def is_source(where: str) -> bool:
+    """Return whether a path is that of what `penstock.open` reads in place: HDF5, tables, or folders of images."""
+    from penstock.shard.decoders.images import IMAGES  # noqa: PLC0415  # imports numpy
+    from penstock.source.stored.folders import HDF5_SUFFIXES  # noqa: PLC0415
+    from penstock.source.table.find_parts import TABLE_EXTENSIONS  # noqa: PLC0415
+
+    path, images = Path(where), [f".{extension}" for extension in IMAGES]
+    if is_url(where) or (path / _MANIFEST).exists() or is_recording(where):
+        return False
+    if any(part.suffix.lower() in HDF5_SUFFIXES and part.is_file() for part in (path, *path.parents)):
+        return True
+    if not path.is_dir():
+        return path.suffix.lower() in (*TABLE_EXTENSIONS, *images) and (path.exists() or _is_pattern(where))
+    entries = list(path.iterdir())
+    if any(map(_is_tar, entries)):
+        return False
+    has_tables = any(entry.suffix.lower() in TABLE_EXTENSIONS for entry in entries)
+    return has_tables or any(entry.suffix.lower() in images for entry in path.glob("*/*"))
 
 
 def is_store(where: str) -> bool:
@@ -107,6 +127,13 @@ def _about_file(path: Path) -> str:
         return f"{path} has no index. Make one: penstock index {shlex.quote(str(path))}"
     if path.suffix.lower() in _RECORDINGS:
         return f"{path} is a recording, not a dataset. Make one: {_convert_command(str(path))}"
+    if is_source(str(path)):
+        return (
+            f"{path} is not a dataset of shards, which this is for. penstock.open({str(path)!r}) reads it where it is; "
+            f"look at it: penstock inspect {shlex.quote(str(path))}"
+        )
+    if path.suffix:
+        return about_unread(path)
     return f"{path} is not a dataset, which is a folder with {_MANIFEST}."
 
 
@@ -122,6 +149,7 @@ def _about_folder(path: Path) -> str:
     return (
         _about_datasets(path, entries)
         or _about_recordings(path, entries)
+        or (_about_file(path) if is_source(str(path)) else "")
         or f"No dataset in {path}: it has no {_MANIFEST}, no tar archives and no recordings."
     )
 

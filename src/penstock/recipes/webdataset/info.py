@@ -8,6 +8,7 @@ from typing import Any, TextIO
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from penstock.core.errors import OptionError
 from penstock.core.text import count
@@ -18,7 +19,7 @@ from penstock.shard.summary import find_problems, summarize
 from penstock.source.tar.source import TarSource
 from penstock.transform.moments import Moments
 
-__all__ = ["ShardedDatasetInfo", "describe_item", "plot_stored_item", "read_item"]
+__all__ = ["ShardedDatasetInfo", "describe_item", "measure_values", "plot_stored_item", "read_item"]
 
 _OF_CONVERSIONS = ("conversion", "identity", "statistics")
 
@@ -126,6 +127,14 @@ def describe_item(fields: dict[str, Any]) -> list[str]:
     return [f"{name:<{width}}  {_describe_value(value)}" for name, value in fields.items()]
 
 
+def measure_values(value: NDArray[Any]) -> dict[str, Any]:
+    """Return the range and the mean of an array without its NaNs, and their number if there are any."""
+    n_nan = int(np.isnan(value).sum()) if value.dtype.kind == "f" else 0
+    known = value[~np.isnan(value)] if n_nan else value
+    found = {"min": known.min().item(), "max": known.max().item(), "mean": known.mean().item()} if known.size else {}
+    return found | ({"nan": n_nan} if n_nan else {})
+
+
 def plot_stored_item(fields: dict[str, Any], path: Path, title: str) -> None:
     """Plot an item into a file."""
     plot_item(fields, path, title=title)
@@ -136,7 +145,10 @@ def _describe_value(value: Any) -> str:
         kind = f"{value.dtype} {value.shape}"
         if value.dtype.kind not in "biuf" or not value.size:
             return kind
-        return f"{kind}, {value.min():.6g} to {value.max():.6g}, mean {value.mean():.6g}"
+        found = measure_values(value)
+        known = "{min:.6g} to {max:.6g}, mean {mean:.6g}".format(**found) if "mean" in found else ""
+        nan = f"{found['nan']:,} of {value.size:,} are NaN" if "nan" in found else ""
+        return ", ".join(filter(None, (kind, known, nan)))
     if isinstance(value, np.ndarray | np.generic):
         return f"{value.dtype} {value}"
     if isinstance(value, bytes):
