@@ -1,6 +1,7 @@
 """Several loaders at once, nested or in threads, do not mix, and leave the user's state alone."""
 
 import logging
+import multiprocessing as mp
 import os
 import signal
 import threading
@@ -13,8 +14,12 @@ import pytest
 import torch
 from penstock_test_parts import delivered_items, planned_items, run_isolated, with_noise
 
-from penstock import Loader, Plan, RunOptions, Sequential, Shuffle
+from penstock import Loader, LoaderError, Plan, RunOptions, Sequential, Shuffle
 from tests.faults.loaders import BOTH, FORK, PERSISTENT, PLAN, SOURCE, THREADS, make_loader, workers
+
+
+def make(options: RunOptions, **others: Any) -> Loader:
+    return make_loader(options, 0 if options.executor == "auto" else 2, **others)
 
 
 @pytest.mark.parametrize("options", [THREADS, FORK, PERSISTENT], ids=["threads", "fork", "persistent"])
@@ -84,7 +89,7 @@ def test_a_loader_works_inside_a_thread(options: RunOptions) -> None:
 
     def consume() -> None:
         try:
-            with make_loader(options, 0 if options.executor == "auto" else 2) as loader:
+            with make(options) as loader:
                 for _ in range(2):
                     found.extend(delivered_items(loader))
         except BaseException as error:
@@ -122,6 +127,98 @@ def test_a_worker_killed_under_a_loader_in_a_thread_is_replaced() -> None:
     assert run_isolated(kill_a_worker_of_a_thread) == planned_items(PLAN)
 
 
+EVERY = pytest.mark.parametrize(
+    "options", [RunOptions(), THREADS, FORK, PERSISTENT], ids=["inline", "threads", "fork", "persistent"]
+)
+
+
+def iterate_in_threads(options: RunOptions, is_shared: bool) -> list[Any]:
+    """Iterate a loader, or one iterator of it, in eight threads at once; the one that may waits for the others."""
+    found: list[Any] = []
+    begin, others = threading.Barrier(8), threading.Barrier(8)
+    with make(options) as loader:
+        batches = iter(loader) if is_shared else loader
+
+        def consume() -> None:
+            items, is_first = [], True
+            begin.wait(100)
+            try:
+                for batch in batches:
+                    items.append(batch["x"].tolist())
+                    if is_first:
+                        others.wait(100)
+                    is_first = False
+                found.append(items)
+            except LoaderError as error:
+                found.append(str(error).partition("iterate")[0])
+                others.wait(100)
+
+        threads = [threading.Thread(target=consume, daemon=True) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(100)
+        return [*found, delivered_items(loader)]
+
+
+@pytest.mark.parametrize("is_shared", [False, True], ids=["loader", "iterator"])
+@EVERY
+def test_one_thread_iterates_and_the_others_are_refused_at_once(options: RunOptions, is_shared: bool) -> None:
+    *found, after = run_isolated(iterate_in_threads, options, is_shared)
+    assert [items for items in found if isinstance(items, list)] == [planned_items(PLAN)]
+    said = [text for text in found if isinstance(text, str)]
+    assert len(said) == 7
+    assert all(text.startswith("Another thread") for text in said)
+    assert after == planned_items(PLAN, 1)
+
+
+@EVERY
+def test_a_thread_that_has_ended_passes_on_its_iterator_and_its_loader(options: RunOptions) -> None:
+    found: list[Any] = []
+    with make(options) as loader:
+        batches = iter(loader)
+        for iterated in (islice(batches, 3), batches, loader, loader):
+            thread = threading.Thread(target=lambda each=iterated: found.extend(delivered_items(each)))
+            thread.start()
+            thread.join()
+        left = iter(loader)
+        thread = threading.Thread(target=lambda: found.extend(delivered_items(islice(left, 2))))
+        thread.start()
+        thread.join()
+        found += delivered_items(loader)
+    whole = [items for epoch in range(3) for items in planned_items(PLAN, epoch)]
+    assert found == whole + planned_items(PLAN, 3)[:2] + planned_items(PLAN, 4)
+
+
+def iterate_in_a_forked_child(options: RunOptions) -> tuple[Any, Any]:
+    """Return what a child gets of its parent's iterator and loader, and what the parent gets."""
+    with make(options) as loader:
+        batches = iter(loader)
+        found = delivered_items(islice(batches, 2))
+        results: Any = mp.get_context("fork").SimpleQueue()
+
+        def iterate() -> None:
+            try:
+                next(batches)
+            except LoaderError as error:
+                results.put(str(error))
+            results.put(delivered_items(loader))
+
+        child = mp.get_context("fork").Process(target=iterate)
+        child.start()
+        said = results.get(), results.get()
+        child.join()
+        return said, found + delivered_items(batches)
+
+
+@EVERY
+def test_a_forked_child_is_refused_its_parents_iterator_and_iterates_by_itself(options: RunOptions) -> None:
+    (said, in_child), in_parent = run_isolated(iterate_in_a_forked_child, options)
+    assert "from which this one was forked" in said
+    assert in_child == planned_items(PLAN, 1)
+    assert in_parent == planned_items(PLAN)
+
+
 def close_in_another_thread(options: RunOptions) -> list[str]:
     """Iterate here, close in another thread."""
     loader = make_loader(options)
@@ -147,9 +244,7 @@ def test_a_loader_can_be_closed_by_another_thread(options: RunOptions) -> None:
     assert run_isolated(close_in_another_thread, options) == ["closed"]
 
 
-@pytest.mark.parametrize(
-    "options", [RunOptions(), THREADS, FORK, PERSISTENT], ids=["inline", "threads", "fork", "persistent"]
-)
+@EVERY
 def test_the_random_state_of_the_user_does_not_change(options: RunOptions) -> None:
     import random
 
@@ -158,7 +253,7 @@ def test_the_random_state_of_the_user_does_not_change(options: RunOptions) -> No
 
     torch.manual_seed(7)
     before = states()
-    with make_loader(options, 0 if options.executor == "auto" else 2, transform=with_noise) as loader:
+    with make(options, transform=with_noise) as loader:
         for _ in range(2):
             list(loader)
     assert states() == before

@@ -146,7 +146,7 @@ def test_windows_are_held_for_the_lanes_that_a_process_visits(
 def test_an_executor_that_was_chosen_holds_the_windows_that_it_holds_if_it_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def choose_threads(draws: Any, maker: Any, record: Any, _: Any) -> Iterator[tuple[list[Any], str]]:
+    def choose_threads(draws: Any, maker: Any, record: Any, *_: Any) -> Iterator[tuple[list[Any], str]]:
         yield list(maker.make_batches([next(draws)], record)), "threads"
 
     monkeypatch.setattr("penstock.feed.execution.choose_executor", choose_threads)

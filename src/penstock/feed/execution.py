@@ -1,6 +1,5 @@
 """Which executor makes the batches of a loader, how many at a time and how far ahead."""
 
-import threading
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
@@ -50,8 +49,6 @@ class Execution:
         self._transfers = Transfers()
         """What the workers of earlier pools have downloaded."""
         self._is_closed = False
-        self._starting = threading.RLock()
-        """Held while workers start, so that another thread that closes the loader ends all of them."""
 
     def run(
         self, start: Cursor, record: Record, first_wait: FirstWait
@@ -63,10 +60,12 @@ class Execution:
         if self.executor == "auto":
             choosing = _Choosing(self, start, record, first_wait)
             return choosing.batches(), choosing.wake
-        with self._starting:
-            if self._is_closed:
-                raise LoaderError("This iteration has ended: the loader was closed.")
-            return self._start(start, record, first_wait)
+        batches, wake = self._start(start, record, first_wait)
+        if self._is_closed:  # by another thread, which may have ended the workers before they started
+            batches.close()
+            self._end_workers()
+            raise LoaderError("This iteration has ended: the loader was closed.")
+        return batches, wake
 
     def _start(
         self, start: Cursor, record: Record, first_wait: FirstWait
@@ -77,7 +76,7 @@ class Execution:
             return batches, None
         if self.executor == "threads":
             return self._run_in_threads(start, record, first_wait)
-        if self._pool is None:
+        if self._pool is None or not self._pool.is_own:
             self._pool = WorkerPool(
                 self._plan, self._world, self.maker, workers=self._num_workers, options=self.options
             )
@@ -123,9 +122,8 @@ class Execution:
 
     def close(self) -> None:
         """End all worker processes, and start none from now on."""
-        with self._starting:
-            self._is_closed = True
-            self._end_workers()
+        self._is_closed = True
+        self._end_workers()
 
     def choose(self, executor: Executor) -> None:
         """Use `executor` from now on."""

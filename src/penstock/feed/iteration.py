@@ -1,5 +1,6 @@
-"""One iteration over the rest of an epoch, which others may end or move."""
+"""One iteration over the rest of an epoch, by one thread, which others may end or move."""
 
+import os
 import threading
 import time
 import weakref
@@ -18,8 +19,10 @@ _EXIT_SECONDS = 0.5  # what takes longer is not waited for when a program ends
 class Iteration:
     """One iteration over the rest of an epoch.
 
-    Dropping it, ending it, or the end of the interpreter closes its batches. If another thread ends it while it waits
-    for a batch, it wakes up at once if threads make the batches, and otherwise when the batch has come.
+    1. Dropping it, ending it, or the end of the interpreter closes its batches.
+    2. Another thread ends it while it waits for a batch: it wakes up at once if threads or processes make the batches,
+       and otherwise when the batch has come.
+    3. A second thread asks for a batch while the first one lives, or a process that was forked: LoaderError, at once.
     """
 
     def __init__(
@@ -32,7 +35,7 @@ class Iteration:
         self._record, self._wake = record, wake
         self._consumer = _Consumer()
         self._why_ended: str | None = None
-        self.is_over = False
+        self._is_begun = self.is_over = False
         self._run(batches, delivery)
 
     def _run(self, batches: Generator[Any, None, None], delivery: Delivery) -> None:
@@ -43,10 +46,28 @@ class Iteration:
         return self
 
     def __next__(self) -> Any:
-        if self.is_over or self._why_ended is not None or not self._close.alive:
-            self._refuse()
+        consumer = self._consumer
+        if consumer.process != os.getpid():
+            raise LoaderError(
+                f"This iteration belongs to process {consumer.process}, from which this one was forked. Call iter() on "
+                "a Loader in this process."
+            )
+        if not consumer.is_busy.acquire(blocking=False):
+            self._check_interpreter()
+            self._check_not_ended()
+            raise LoaderError(consumer.refusal())
+        try:
+            if self.is_over or self._why_ended is not None or not self._close.alive:
+                self._refuse()
+            if consumer.thread is not threading.current_thread():
+                self._take_over()
+            self._is_begun = True
+            return self._next()
+        finally:
+            consumer.is_busy.release()
+
+    def _next(self) -> Any:
         began = time.perf_counter()
-        self._consumer.thread = threading.current_thread()
         try:
             batch = next(self._batches)
         except StopIteration:
@@ -60,6 +81,7 @@ class Iteration:
             self._check_interpreter()
             raise
         if self._why_ended is not None:
+            self._batches.close()
             self._check_not_ended()
         if self._record is not None:
             self._record("wait", time.perf_counter() - began, 0)
@@ -69,8 +91,16 @@ class Iteration:
     def _refuse(self) -> NoReturn:
         """Raise what an iteration raises that is over."""
         self._check_interpreter()
+        if self._why_ended is not None:
+            self._batches.close()
         self._check_not_ended()
         raise StopIteration
+
+    def _take_over(self) -> None:
+        """Let this thread iterate: it asks for the first batch, or the one that iterated has ended."""
+        if self._is_begun and self._consumer.thread.is_alive():
+            raise LoaderError(self._consumer.refusal())
+        self._consumer.thread = threading.current_thread()
 
     def continue_with(
         self, batches: Generator[Any, None, None], delivery: Delivery, wake: Callable[[], None] | None
@@ -80,11 +110,26 @@ class Iteration:
         self._wake = wake
         self._run(batches, delivery)
 
+    def check_thread(self) -> None:
+        """Raise LoaderError if another thread of this process is in the middle of it."""
+        consumer = self._consumer
+        if self.is_over or self._why_ended is not None or consumer.process != os.getpid():
+            return
+        if consumer.thread is not threading.current_thread() and consumer.thread.is_alive():
+            raise LoaderError(consumer.refusal())
+
     def end(self, why: str) -> None:
         """Close the batches; asking for another batch raises LoaderError with the reason."""
+        if self._consumer.process != os.getpid():
+            return
         if not self.is_over:
             self._why_ended = why
-        if not _close_batches(self._batches) and self._wake is not None:
+        if self._consumer.is_busy.acquire(blocking=False):
+            try:
+                self._batches.close()
+            finally:
+                self._consumer.is_busy.release()
+        elif self._wake is not None:
             self._wake()
 
     def _check_interpreter(self) -> None:
@@ -94,14 +139,23 @@ class Iteration:
 
     def _check_not_ended(self) -> None:
         if self._why_ended is not None:
-            self._batches.close()
             raise LoaderError(f"This iteration has ended: {self._why_ended}.")
 
 
 class _Consumer:
-    """The thread that asks for batches."""
+    """The thread that asks for batches, and its process."""
 
-    thread: threading.Thread | None = None
+    def __init__(self) -> None:
+        self.thread, self.process = threading.current_thread(), os.getpid()
+        self.is_busy = threading.Lock()
+        """Held, and never waited for in a loop, while a batch is asked for or the batches are closed."""
+
+    def refusal(self) -> str:
+        """Return what to say to another thread."""
+        return (
+            f"Another thread, {self.thread.name!r}, iterates this loader, and only one at a time can. Leave its loop "
+            "or close() the loader first, or use a second Loader."
+        )
 
 
 def _close_for_good(batches: Generator[Any, None, None], wake: Callable[[], None] | None, consumer: _Consumer) -> None:
@@ -110,22 +164,18 @@ def _close_for_good(batches: Generator[Any, None, None], wake: Callable[[], None
     At the end of a program, a daemon may be in their next(), or use a batch. It is waited for: a thread that the
     interpreter stops within code in C++, such as torch's, aborts the program.
     """
-    deadline = time.monotonic() + _EXIT_SECONDS
-    is_closed = _close_batches(batches)
-    if not is_closed and wake is not None:
-        wake()
-    while not is_closed and time.monotonic() < deadline:
-        time.sleep(0.001)
-        is_closed = _close_batches(batches)
+    if consumer.process != os.getpid():
+        return
+    is_free = consumer.is_busy.acquire(blocking=False)
+    if not is_free:
+        if wake is not None:
+            wake()
+        is_free = consumer.is_busy.acquire(timeout=_EXIT_SECONDS)
+    if is_free:
+        try:
+            batches.close()
+        finally:
+            consumer.is_busy.release()
     ends = not threading.main_thread().is_alive()  # it counts as ended when the interpreter begins to end
-    if ends and consumer.thread is not None and consumer.thread is not threading.current_thread():
+    if ends and consumer.thread is not threading.current_thread():
         consumer.thread.join(_EXIT_SECONDS)
-
-
-def _close_batches(batches: Generator[Any, None, None]) -> bool:
-    """Close batches; return False if another thread is in their next(), as a daemon may be when a program ends."""
-    try:
-        batches.close()
-    except ValueError:
-        return False
-    return True

@@ -1,6 +1,7 @@
 """The loader: an iterable over the batches of a plan that can stop and resume anywhere."""
 
 import logging
+import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
@@ -38,7 +39,7 @@ class Loader:
 
     Each `iter` yields one epoch, or the rest of it after a resume; the next `iter` yields the next epoch. Leaving an
     epoch early ends it: the next `iter` begins the next one. `len(loader)` is the number of batches of a whole epoch on
-    this rank.
+    this rank. One thread at a time iterates a loader; any thread may close it.
 
     Parameters
     ----------
@@ -101,6 +102,8 @@ class Loader:
         self._transform, self._collate = transform, collate
         self._execution = Execution(plan, world, self._make_maker(), num_workers=num_workers, options=self._options)
         self._live: weakref.ref[Iteration] | None = None
+        self._is_beginning = threading.RLock()
+        """Held, and never waited for, while an iteration begins."""
         self._first_wait = FirstWait(source)
         self._closed = False
         self._report_left_out()
@@ -110,7 +113,18 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over the rest of the current epoch, or over the next epoch if that one was begun."""
+        if not self._is_beginning.acquire(blocking=False):
+            raise LoaderError("Another thread begins to iterate this loader. Use a second Loader in this thread.")
+        try:
+            return self._begin()
+        finally:
+            self._is_beginning.release()
+
+    def _begin(self) -> Iteration:
         self._check_open()
+        live = self._live_iteration()
+        if live is not None:
+            live.check_thread()
         self._end_live_iteration("another iteration of this loader began; use a second Loader to iterate twice at once")
         self._position.leave_begun()
         delivery = self._position.begin()
@@ -198,10 +212,11 @@ class Loader:
         """
         if n < 0:
             raise OptionError(f"skip(n) needs n >= 0, got {n}. Use load_state_dict() to go anywhere.")
-        live = self._live() if self._live is not None else None
+        live = self._live_iteration()
         if live is None or live.is_over:
             self._position.skip(n)
             return
+        live.check_thread()
         if n > self.remaining:
             raise OptionError(
                 f"skip(n) needs n <= {self.remaining}, the batches left in this epoch, got {n}. "
@@ -320,8 +335,11 @@ class Loader:
             allocate=allocate_pinned if pin else None,
         )
 
+    def _live_iteration(self) -> Iteration | None:
+        return self._live() if self._live is not None else None
+
     def _end_live_iteration(self, why: str) -> None:
-        live = self._live() if self._live is not None else None
+        live = self._live_iteration()
         if live is not None:
             live.end(why)
         self._live = None

@@ -283,6 +283,8 @@ class _Run:
     # -- ending --------------------------------------------------------------------------------------------------------
 
     def _close(self) -> None:
+        if not self._pool.is_own:
+            return
         with self._pool.lock:
             for result in self._results.values():
                 if not isinstance(result, Failure):

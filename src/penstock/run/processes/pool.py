@@ -2,6 +2,7 @@
 
 import itertools
 import multiprocessing as mp
+import os
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -35,7 +36,7 @@ class WorkerPool:
     """Worker processes, which keep no position and can be replaced one by one.
 
     1. The pool is dropped, or the interpreter ends: so do the workers.
-    2. A process that was forked from this one leaves them alone.
+    2. A process that was forked from this one leaves them alone, and makes a pool of its own.
     """
 
     def __init__(self, plan: BatchPlan, world: World, maker: BatchMaker, *, workers: int, options: RunOptions) -> None:
@@ -61,8 +62,13 @@ class WorkerPool:
         self.method = options.start_method or mp.get_start_method()
         """How workers start."""
         self._ring: Ring | None = None
-        self._over = threading.Event()
+        self._over, self._owner = threading.Event(), os.getpid()
         weakref.finalize(self, _end_for_good, self.workers, self._over)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the workers are those of this process, and not of one from which it was forked."""
+        return self._owner == os.getpid()
 
     @property
     def is_over(self) -> bool:
@@ -101,6 +107,8 @@ class WorkerPool:
 
     def end(self) -> None:
         """End all workers; the next run starts new ones. Batches in use stay valid."""
+        if not self.is_own:  # its lock may be held by a thread that was not forked
+            return
         with self.lock:
             end_processes(self.workers)
             self.workers.clear()
