@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import penstock_test_shards
 import pytest
+from penstock_faulty_store import serve_folder
 from penstock_remote import Endpoint
 from penstock_test_shards import ALL, SECOND, damage_of, facts, flip_member, read_quarantine
 
@@ -53,6 +54,18 @@ def test_a_web_server_lists_nothing_so_a_missing_shard_is_noticed_by_its_reader(
     error = damage_of(source)
     assert (error.shard, error.item) == (SECOND, 2)
     assert "could not be opened" in error.reason
+
+
+@pytest.mark.parametrize("name", ["dataset_metadata.json", f"{SECOND}.index"])
+@pytest.mark.parametrize("has_cache", [False, True])
+def test_a_server_that_announces_more_than_the_memory_holds_is_an_error_that_names_the_file(
+    name: str, has_cache: bool, folder: Path, tmp_path: Path
+) -> None:
+    options = StoreOptions(retries=0)
+    with serve_folder(folder) as server:
+        server.fault = lambda path: "huge" if path.endswith(name) else None
+        with pytest.raises(ReadError, match=rf"{server.url}/{name}: "):
+            TarSource(server.url, store=options, cache=tmp_path / "cache" if has_cache else None).take(ALL)
 
 
 @pytest.mark.parametrize("by", [-512, 512])

@@ -17,7 +17,8 @@ class FaultyStore(ThreadingHTTPServer):
     """Serves a folder; `fault` gives what happens to a request for a path, or None.
 
     A number is the status of the answer. "reset" ends the connection in the middle of the body, "short" closes it
-    there, "long" announces more bytes than there are, "cut" announces and sends half of them, "stall" answers nothing.
+    there, "long" announces more bytes than there are, "huge" 10^15, "cut" announces and sends half of them, "stall"
+    answers nothing.
     """
 
     daemon_threads = True
@@ -78,7 +79,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, content: bytes, whole: bytes, fault: Any, *, has_body: bool) -> None:
         half = len(content) // 2
-        length = {"long": len(content) + 100, "cut": half}.get(fault, len(content))
+        length = {"long": len(content) + 100, "cut": half, "huge": 10**15}.get(fault, len(content))
         self.send_header("Content-Length", str(length))
         self.send_header("Last-Modified", "Tue, 03 Nov 2026 10:00:00 GMT")
         self.send_header("ETag", f'"{zlib.crc32(whole)}"')  # without one, obstore does not continue a body

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from penstock.core.errors import OptionError
+from penstock.core.errors import OptionError, ReadError
 from penstock.files.stores.clients.shared_client import find_client
 from penstock.files.stores.counts import TransferCounts
 from penstock.files.stores.errors import MissingObjectError, RequestError
@@ -48,7 +48,12 @@ class RemoteStore:
         """Return so many bytes from `begin` on, in memory of their own."""
         if 0 < n_bytes <= PIECE_BYTES:
             return self._read_piece(key, begin, n_bytes, version)
-        found = np.empty(n_bytes, np.uint8).data
+        try:
+            found = np.empty(n_bytes, np.uint8).data
+        except MemoryError as error:
+            raise ReadError(
+                f"Could not read {self._name(key)}: the server announces {n_bytes:,} bytes, more than memory can hold."
+            ) from error
 
         def read(first: int) -> None:
             size = min(PIECE_BYTES, n_bytes - first)
