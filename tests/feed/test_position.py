@@ -105,3 +105,27 @@ def test_another_plan_starts_at_an_epoch_of_which_nothing_was_delivered(before: 
     with pytest.raises(ResumeError, match="the segment length"):
         at.load_state_dict(state)
     assert at.cursor == Cursor(after)
+
+
+@pytest.mark.parametrize(
+    ("at", "named", "cursors"),
+    [
+        (Cursor(), (0, 1, 2), (Cursor(), Cursor(1), Cursor(2))),
+        (Cursor(), (3, 4), (Cursor(3), Cursor(4))),  # resumed by a new process, at the end of an epoch
+        (Cursor(1, 6), (1, 2, 3), (Cursor(2), Cursor(2), Cursor(3))),  # loaded, at the end of an epoch
+        (Cursor(1, 6), (2, 3), (Cursor(2), Cursor(3))),
+        (Cursor(1, 4), (1, 2), (Cursor(1, 4), Cursor(2))),  # loaded, in the middle of an epoch
+        (Cursor(4), (0, 1), (Cursor(4), Cursor(5))),  # set before a new training
+        (Cursor(), (0, 1, 0, 5), (Cursor(), Cursor(1), Cursor(), Cursor(5))),  # other trainings
+    ],
+)
+def test_a_position_follows_the_epochs_of_a_trainer(
+    at: Cursor, named: tuple[int, ...], cursors: tuple[Cursor, ...]
+) -> None:
+    followed = position(at)
+    for epoch, cursor in zip(named, cursors, strict=True):
+        followed.follow(epoch)
+        assert followed.cursor == cursor
+        delivery = followed.begin()
+        for _ in range(followed.remaining if (epoch, cursor) != (1, Cursor(2)) else 0):
+            delivery.count()

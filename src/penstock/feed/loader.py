@@ -4,7 +4,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -126,6 +126,7 @@ class Loader:
         if live is not None:
             live.check_thread()
         self._end_live_iteration("another iteration of this loader began; use a second Loader to iterate twice at once")
+        self._position.report_left_behind()
         self._position.leave_begun()
         delivery = self._position.begin()
         self._first_wait = FirstWait(self.source)
@@ -166,6 +167,11 @@ class Loader:
     def position(self) -> Position:
         """What was delivered, and what comes next."""
         return self._position
+
+    @property
+    def batch_sampler(self) -> "_TrainerEpochs":
+        """Receives the epochs of a trainer, such as Lightning's, which calls `batch_sampler.sampler.set_epoch()`."""
+        return _TrainerEpochs(self._follow)
 
     @property
     def remaining(self) -> int:
@@ -223,9 +229,7 @@ class Loader:
                 "Leave the loop to skip further."
             )
         self._position.skip(n)
-        delivery = self._position.begin(is_begun=True)
-        batches, wake = self._batches(delivery)
-        live.continue_with(batches, delivery, wake)
+        self._continue(live, is_begun=True)
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
@@ -317,6 +321,18 @@ class Loader:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
+    def _continue(self, live: Iteration, *, is_begun: bool) -> None:
+        """Let an iteration continue at the position."""
+        delivery = self._position.begin(is_begun=is_begun)
+        batches, wake = self._batches(delivery)
+        live.continue_with(batches, delivery, wake)
+
+    def _follow(self, epoch: int) -> None:
+        """Go to an epoch that a trainer names, as may do an iteration that it has asked for just before."""
+        live = self._live() if self._live is not None else None
+        if self._position.follow(epoch) and live is not None and not live.is_over:
+            self._continue(live, is_begun=False)
+
     def _batches(self, delivery: Delivery) -> "tuple[Generator[Any, None, None], Callable[[], None] | None]":
         """Return the batches on the device, and a function that wakes a consumer waiting for one."""
         batches, wake = self._execution.run(delivery.start, self._record, self._first_wait)
@@ -382,6 +398,17 @@ class Loader:
                 f"options.memory_bytes allows {budget / 1e6:.1f} MB, but this loader needs {estimate}. "
                 "Use a smaller batch_size, prefetch, num_workers or window."
             )
+
+
+@dataclass(frozen=True, slots=True)
+class _TrainerEpochs:
+    """Looks to a trainer like a batch sampler of torch, and its sampler."""
+
+    set_epoch: Callable[[int], None]
+
+    @property
+    def sampler(self) -> "_TrainerEpochs":
+        return self
 
 
 def _check_plan(source: Source, plan: BatchPlan, collate: Callable[[list[Any]], Any] | None) -> None:

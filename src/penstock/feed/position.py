@@ -1,17 +1,24 @@
 """Position: what was delivered, and what comes next. Loaders hold one and count nothing else."""
 
+import logging
 from collections.abc import Mapping
 from functools import cached_property
+from math import gcd
 from typing import Any
 
 from penstock.core.checks import check_integer
-from penstock.core.errors import OptionError
+from penstock.core.errors import LoaderError, OptionError
 from penstock.plan.batch_plan import BatchPlan
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import Share
 from penstock.plan.world import World
 
 __all__ = ["Delivery", "Position"]
+
+_LOG = logging.getLogger("penstock")
+_USE_MODULE = (
+    "Pass the loader as PenstockDataModule(train=loader), or val=loader: its position is then in every checkpoint."
+)
 
 
 class Delivery:
@@ -56,7 +63,7 @@ class Position:
     """
 
     def __init__(self, plan: BatchPlan, world: World) -> None:
-        self._plan, self.world = plan, world
+        self._plan, self.world, self._has_reported = plan, world, False
         self.go_to(Cursor())
 
     @property
@@ -106,6 +113,11 @@ class Position:
 
     def go_to(self, cursor: Cursor) -> None:
         """Continue at `cursor`; what an iteration in progress still delivers does not count."""
+        self._followed: int | None = None  # the epoch that a trainer named last
+        self._is_placed = cursor != Cursor()
+        self._move(cursor)
+
+    def _move(self, cursor: Cursor) -> None:
         self._delivery = Delivery(self._plan, self.world, cursor)
 
     def begin(self, *, is_begun: bool = False) -> Delivery:
@@ -116,12 +128,25 @@ class Position:
     def leave_begun(self) -> None:
         """Go to the next epoch if a batch of this one was delivered since the position was set."""
         if self._delivery.is_begun:
-            self.go_to(Cursor(self.next_epoch))
+            self._is_placed = False
+            self._move(Cursor(self.next_epoch))
 
     def leave_finished(self) -> None:
         """Go to the next epoch if all batches of this one were delivered, but none was asked for after the last."""
         if len(self) and not self.remaining:
-            self.go_to(Cursor(self.epoch + 1))
+            self._move(Cursor(self.epoch + 1))
+
+    def report_left_behind(self) -> None:
+        """Log, once, which batches are not delivered because an epoch was left early, and how to get them."""
+        left = self.remaining if self._delivery.is_begun and self.delivered else 0
+        if not left or self._has_reported:
+            return
+        self._has_reported = True
+        _LOG.warning(
+            "Epoch %s was left after %s of %s batches: the other %s are left behind, and epoch %s begins. To resume an "
+            "epoch that was left, call loader.load_state_dict(loader.state_dict()) before the next loop.",
+            self.epoch, self.delivered, len(self), left, self.epoch + 1,
+        )  # fmt: skip
 
     def set_epoch(self, epoch: int) -> bool:
         """Go to the start of `epoch`, unless it is a loaded position in that epoch; return whether it moved."""
@@ -130,6 +155,36 @@ class Position:
             return False
         self.go_to(Cursor(epoch))
         return True
+
+    def follow(self, epoch: int) -> bool:
+        """Go to the start of `epoch`, which a trainer with a loop of its own names before it begins or resumes it.
+
+        The epoch after the one named last is the next one here, too, and a loaded state is resumed: a trainer that was
+        resumed may count differently. Returns whether an iteration of which nothing was delivered must begin elsewhere.
+        """
+        before, is_begun, at = self._followed, self._delivery.is_begun, self.cursor
+        self._followed = epoch
+        if self._is_placed and not is_begun:
+            self._is_placed = False
+            if self.remaining and epoch not in (0, at.epoch):
+                raise LoaderError(
+                    f"Trainer and loader must be at the same epoch, got {epoch} and {at.epoch} (batch {self.delivered} "
+                    f"of {len(self)}). {_USE_MODULE}"
+                )
+            self.leave_finished()
+        elif before is not None and epoch == before + 1:
+            if self.delivered:
+                self.report_left_behind()
+                self._move(Cursor(at.epoch + 1))
+        elif is_begun or at.epoch != epoch:
+            per_pass = self._plan.epochs_per_pass or 1
+            if before is not None and epoch > before and gcd(epoch - before, per_pass) > 1:
+                raise LoaderError(
+                    f"A pass is {per_pass} epochs, some of which would never come: a trainer named epoch {epoch} after "
+                    f"epoch {before}, as with check_val_every_n_epoch={epoch - before}. {_USE_MODULE}"
+                )
+            self._move(Cursor(epoch))
+        return not is_begun and self.cursor != at
 
     def set_plan(self, plan: BatchPlan) -> None:
         """Take another plan, at the start of the current epoch; of the next one if some of it was delivered."""
@@ -145,7 +200,7 @@ class Position:
                 raise OptionError(f"skip({n}) goes past the last batch: epoch {following.epoch} has no batches.")
             n -= share.n_steps
             cursor, share = following, self._share(following)
-        self.go_to(Cursor(cursor.epoch, share.batch_after(n), cursor.origin))
+        self._move(Cursor(cursor.epoch, share.batch_after(n), cursor.origin))
 
     # -- state ---------------------------------------------------------------------------------------------------------
 

@@ -149,6 +149,11 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
             prepare_loader(run.accelerator, loader)
     with pytest.raises(LoaderError, match="must deal to the 1 ranks of the trainer, got 2"):
         prepare_loader(run.accelerator, ChunkedDataLoader(data, 2, 2, world=World(0, 2)))
+    prepared = run.accelerator.prepare(chunked())
+    with pytest.raises(
+        LoaderError, match=r"call prepare_loader\(accelerator, loader\) in place of accelerator\.prepare"
+    ):
+        next(iter(prepared))
     with pytest.raises(LoaderError, match=r"must be an accelerate\.Accelerator, got ChunkedDataLoader"):
         prepare_loader(chunked(), run.accelerator)  # type: ignore[arg-type]
     run.accelerator.save_state(tmp_path / "state")

@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import TensorDataset
 
-from penstock.core.errors import ResumeError
+from penstock.core.errors import LoaderError, ResumeError
 from penstock.feed.loader import Loader
 from penstock.plan.orders import Sequential, Shuffle
 from penstock.plan.plan import Plan
@@ -21,9 +21,16 @@ from penstock.recipes.chunked.datasets import ChunkedSequenceDataset
 from penstock.recipes.chunked.loader import ChunkedDataLoader
 from penstock.recipes.trainers.feed import Feed
 from penstock.recipes.trainers.lightning import PenstockDataModule
+from penstock.recipes.webdataset.loader import create_webdataset_dataloader
+from penstock.recipes.webdataset.writer import create_shards_from_arrays
+from penstock.run.options import RunOptions
 from penstock.source.array import ArraySource
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec:FutureWarning")  # lightning, of torch
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec:FutureWarning"),  # lightning, of torch
+    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no"),
+    pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
+]
 
 TRAIN, VAL = np.arange(14), np.arange(100, 107)
 Seen = list[tuple[str, list[int]]]
@@ -91,9 +98,13 @@ def trainer(**options: Any) -> Trainer:
     return Trainer(**{**quiet, **options})
 
 
-def fitted(data: LightningDataModule, path: Path | None = None, **options: Any) -> Model:
-    model = Model()
-    trainer(**options).fit(model, datamodule=data, ckpt_path=path)
+def fitted(data: Any, path: Path | None = None, **options: Any) -> Model:
+    """Train with a data module, a model that makes its loaders, or a tuple of loaders."""
+    model = data if isinstance(data, Model) else Model()
+    if isinstance(data, LightningDataModule):
+        trainer(**options).fit(model, datamodule=data, ckpt_path=path)
+    else:
+        trainer(**options).fit(model, *(data if isinstance(data, tuple) else ()), ckpt_path=path)
     return model
 
 
@@ -118,7 +129,7 @@ def train_only(seen: Seen) -> Seen:
     return [one for one in seen if one[0] == "train"]
 
 
-def check_every_resume(make: Callable[[], PenstockDataModule], folder: Path, *hooks: str, **options: Any) -> None:
+def check_every_resume(make: Callable[[], Any], folder: Path, *hooks: str, **options: Any) -> None:
     """Compare a run from each checkpoint with what was left of the run that saved it."""
     saving = Saving(folder, *hooks)
     whole = fitted(make(), callbacks=[saving], **options)
@@ -267,7 +278,6 @@ def test_a_trainer_and_a_loader_that_disagree_are_refused(tmp_path: Path) -> Non
         fitted(other, path, max_epochs=2)
 
 
-@pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers")
 def test_a_checkpoint_without_chunks_begins_the_first_chunk_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -322,7 +332,6 @@ class Asked(LightningDataModule):
         self.data.load_state_dict(state_dict)
 
 
-@pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers")
 def test_loaders_that_are_asked_for_in_every_epoch_go_on_and_resume(tmp_path: Path) -> None:
     options: Any = {"num_sanity_val_steps": 0, "reload_dataloaders_every_n_epochs": 1}
     whole = fitted(Asked(), max_epochs=5, **options)
@@ -334,3 +343,109 @@ def test_loaders_that_are_asked_for_in_every_epoch_go_on_and_resume(tmp_path: Pa
     rest = fitted(Asked(), tmp_path / "two.ckpt", max_epochs=5, **options)
     assert model.seen + rest.seen == whole.seen
     assert rest.result() == whole.result()
+
+
+# -- loaders that the Trainer gets as they are -------------------------------------------------------------------------
+
+
+class OwnModel(Model):
+    """Somebody's own module, which makes its loaders."""
+
+    def setup(self, stage: str) -> None:
+        self.data = Counted(3, 2)
+        self.data.setup()
+
+    train_dataloader, val_dataloader = Asked.train_dataloader, Asked.val_dataloader
+
+
+class OwnData(Asked):
+    """Somebody's own data module, which saves no state."""
+
+    state_dict, load_state_dict = LightningDataModule.state_dict, LightningDataModule.load_state_dict
+
+
+def one_pass() -> tuple[Any, Any]:
+    train, val = ArraySource({"x": TRAIN}), ArraySource({"x": VAL})
+    plan = Plan(train.index, Shuffle(), batch_size=2, seed=5, tail="drop")
+    return Loader(train, plan), Loader(val, Plan(val.index, Sequential(), batch_size=2, tail="short"))
+
+
+def segments() -> tuple[Any, Any]:
+    (train, val), threads = one_pass(), RunOptions(executor="threads")
+    plans = Segments(train.plan, 3), Segments(val.plan, 2)
+    return Loader(train.source, plans[0], num_workers=2, options=threads), Loader(val.source, plans[1])
+
+
+def torch_chunks() -> tuple[Any, Any]:
+    train, val = (TensorDataset(torch.from_numpy(items)) for items in (TRAIN, VAL))
+    return ChunkedDataLoader(train, 2, 3), ChunkedDataLoader(val, 2, 2, shuffle=False)
+
+
+def shards(folder: Path) -> tuple[Any, Any]:
+    for name, items in (("train", TRAIN), ("val", VAL)):
+        if not (folder / name).exists():
+            create_shards_from_arrays(folder / name, {"x": items}, shard_size=5)
+    train = create_webdataset_dataloader(folder / "train", batch_size=2, num_workers=0)
+    return train, create_webdataset_dataloader(folder / "val", batch_size=2, num_workers=0, shuffle=False)
+
+
+AS_THEY_ARE: dict[str, Callable[[Path], Any]] = {
+    "a pass": lambda folder: one_pass(),
+    "segments": lambda folder: segments(),
+    "chunks": lambda folder: torch_chunks(),
+    "shards": shards,
+    "own data module": lambda folder: OwnData(),
+    "own data module with a state": lambda folder: Asked(),
+    "own module": lambda folder: OwnModel(),
+    "PenstockDataModule": lambda folder: PenstockDataModule(train=segments()[0], val=segments()[1]),
+}
+
+
+@pytest.mark.parametrize("validates", [True, False], ids=["validated", "not validated"])
+@pytest.mark.parametrize("kind", AS_THEY_ARE)
+def test_loaders_resume_as_they_are_from_the_ends_of_epochs_too(kind: str, validates: bool, tmp_path: Path) -> None:
+    def check(*hooks: str, **options: Any) -> None:
+        check_every_resume(lambda: AS_THEY_ARE[kind](tmp_path), tmp_path, *hooks, **options)
+
+    limit: dict[str, Any] = {} if validates else {"limit_val_batches": 0}
+    if kind == "own data module with a state":  # which has what the sanity check delivered
+        limit["num_sanity_val_steps"] = 0
+    check("on_train_epoch_end", *(["on_validation_end"] if validates else []), max_epochs=3, **limit)
+    check("on_train_batch_end", max_epochs=2, reload_dataloaders_every_n_epochs=1, **limit)
+    if validates:  # without, Lightning ends the epoch that it resumes after one batch
+        check("on_validation_end", max_epochs=-1, max_steps=8, **limit)
+
+
+@pytest.mark.parametrize("make", [one_pass, segments, torch_chunks])
+def test_a_loader_is_at_the_epoch_of_whichever_trainer_it_is_given_to(make: Any, tmp_path: Path) -> None:
+    (given, _), whole = make(), fitted(make()[:1], max_epochs=4)
+    next(iter(given))  # just to look
+    saving = Saving(tmp_path, "on_train_epoch_end")
+    assert fitted((given,), max_epochs=3, callbacks=[saving]).seen == whole.seen[: len(whole.seen) * 3 // 4]
+    for hook, count, path in saving.saved[1:]:
+        assert fitted((given,), path, max_epochs=4).seen == whole.seen[count:], hook
+    assert fitted((given,), max_epochs=1).seen == whole.seen[: len(whole.seen) // 4]
+
+
+def test_what_a_trainer_cannot_resume_names_the_data_module(tmp_path: Path) -> None:
+    saving = Saving(tmp_path, "on_train_epoch_end", "on_train_batch_end")
+    fitted(one_pass()[:1], max_epochs=2, limit_train_batches=2, callbacks=[saving])
+    with pytest.raises(
+        LoaderError, match=r"at the same epoch, got 1 and 0 \(batch 2 of 7\).*PenstockDataModule\(train="
+    ):
+        fitted(one_pass()[:1], saving.saved[1][2], max_epochs=2, limit_train_batches=2)
+    given = torch_chunks()[0]
+    given.set_chunk(4)
+    with pytest.raises(LoaderError, match=r"at the same epoch, got 1 and 4 .*PenstockDataModule\(train="):
+        fitted((given,), saving.saved[2][2], max_epochs=2)
+    with pytest.raises(
+        LoaderError, match=r"named epoch 3 after epoch 1, as with check_val_every_n_epoch=2.*val=loader"
+    ):
+        fitted(torch_chunks(), max_epochs=4, check_val_every_n_epoch=2)
+
+
+def test_what_lightning_leaves_of_an_epoch_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    saving = Saving(tmp_path, "on_train_epoch_end")
+    fitted(one_pass()[:1], max_epochs=-1, max_steps=7, callbacks=[saving])
+    fitted(one_pass()[:1], saving.saved[0][2], max_epochs=-1, max_steps=9)
+    assert "Epoch 1 was left after 1 of 7 batches: the other 6 are left behind" in caplog.text

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from penstock.core.checks import check_integer
-from penstock.core.errors import OptionError
+from penstock.core.errors import LoaderError, OptionError
 from penstock.core.index import Index
 from penstock.feed.position import Position
 from penstock.feed.ranks import current_world
@@ -118,6 +118,13 @@ class ChunkedSampler(Sampler[int]):
         """Yield this chunk next."""
         self.position.go_to(Cursor(check_integer("chunk_idx", chunk_idx, at_least=0)))
 
+    def set_epoch(self, epoch: int) -> None:
+        """Yield the chunk of this epoch next; called by trainers such as Lightning's, whose epochs are chunks.
+
+        A state loaded in the middle of a chunk is kept.
+        """
+        self.position.follow(epoch)
+
     def advance_chunk(self) -> None:
         """Move on to the next chunk."""
         self.set_chunk(self.current_chunk + 1)
@@ -183,11 +190,27 @@ class ChunkedSampler(Sampler[int]):
                 )  # fmt: skip
 
 
+class _CountedSampler(ChunkedSampler):
+    """The sampler of a loader, which counts the batches that it delivers."""
+
+    is_open = False
+
+    def __iter__(self) -> Iterator[int]:
+        if not self.is_open:
+            raise LoaderError(
+                "Only a ChunkedDataLoader can iterate its sampler, because it counts batches: others would repeat a "
+                "chunk, and save no position. With Accelerate, call prepare_loader(accelerator, loader) in place of "
+                "accelerator.prepare(loader); with Lightning, pass PenstockDataModule(train=loader)."
+            )
+        return super().__iter__()
+
+
 class ChunkedDataLoader(DataLoader[Any]):
     """A torch DataLoader whose epochs are chunks of `chunk_size` batches; a plain DataLoader without a chunk size.
 
     Iterating yields the current chunk; after its last batch, the next chunk is current. An iteration that stops early
-    keeps the current chunk and counts the batches it delivered; one that delivers nothing changes nothing.
+    keeps the current chunk and counts the batches it delivered; one that delivers nothing changes nothing. Under a
+    trainer that names its epochs, such as Lightning's, an epoch is a chunk.
 
     Parameters
     ----------
@@ -230,7 +253,7 @@ class ChunkedDataLoader(DataLoader[Any]):
         world: World | None = None,
         **dataloader_kwargs: Any,
     ) -> None:
-        self.chunked: ChunkedSampler | None = None
+        self.chunked: _CountedSampler | None = None
         if chunk_size is None:
             super().__init__(dataset, batch_size, shuffle=shuffle, drop_last=drop_last, **dataloader_kwargs)
             return
@@ -242,7 +265,7 @@ class ChunkedDataLoader(DataLoader[Any]):
         shuffled = True if shuffle is None else shuffle
         if drop_last and not shuffled:
             items -= items % batch_size
-        sampler = ChunkedSampler(
+        sampler = _CountedSampler(
             items,
             chunk_size * batch_size,
             keywords.seed(seed, otherwise=42),
@@ -323,12 +346,16 @@ class ChunkedDataLoader(DataLoader[Any]):
 
     def _iterate(self) -> Iterator[Any]:
         """Yield and count batches; after the last one, the next chunk is current."""
+        sampler = self._sampler()
         self.position.leave_finished()
-        delivery = self.position.begin()
-        for batch in super().__iter__():
-            delivery.count()
-            yield batch
-            del batch  # the next one may reuse its memory, which is in the CPU cache
+        delivery, sampler.is_open = self.position.begin(), True
+        try:
+            for batch in super().__iter__():
+                delivery.count()
+                yield batch
+                del batch  # the next one may reuse its memory, which is in the CPU cache
+        finally:
+            sampler.is_open = False
         delivery.finish()
 
     def __len__(self) -> int:
@@ -350,7 +377,7 @@ class ChunkedDataLoader(DataLoader[Any]):
         if end is not None:  # others may refer to the iterator: Lightning does, after an error in a hook
             end()
 
-    def _sampler(self) -> ChunkedSampler:
+    def _sampler(self) -> _CountedSampler:
         if self.chunked is None:
             raise OptionError("chunk_size must be an integer >= 1 to use chunks, got None. Make the loader with one.")
         return self.chunked
