@@ -2,10 +2,14 @@
 
 import ast
 import importlib
+import inspect
 import subprocess
 import sys
 import textwrap
+from enum import IntEnum
+from inspect import Parameter
 from pathlib import Path
+from types import FunctionType
 
 import jedi
 import pytest
@@ -138,3 +142,33 @@ def test_an_editor_completes_names_and_knows_their_parameters() -> None:
     assert "Standardize" in complete("import penstock as ps\nps.transform.Stan")
     assert "CellMapDataLoader" in complete("from penstock.recipes.cellmap import CellMapDataL")
     assert "batch_size=" in complete("import penstock as ps\nps.Plan(source.index, order, batch_s")
+
+
+def _classes() -> list[type]:
+    """Return the public classes with options, without values of the core, and without those that pass options on."""
+    found = []
+    for door in ("penstock", *DOORS):
+        for name in importlib.import_module(door).__all__:
+            kind = getattr(importlib.import_module(door), name)
+            if isinstance(kind, type) and not issubclass(kind, tuple | IntEnum) and ".core." not in kind.__module__:
+                init = kind.__init__  # type: ignore[misc]  # that of instances
+                kinds = {each.kind for each in inspect.signature(kind).parameters.values()}
+                if (
+                    isinstance(init, FunctionType)
+                    and init.__module__ != "typing"
+                    and Parameter.VAR_KEYWORD not in kinds
+                ):
+                    found.append(kind)
+    return found
+
+
+def test_every_public_class_names_the_nearest_option() -> None:
+    classes = _classes()
+    assert len(classes) > 100
+    for kind in classes:
+        option = max(inspect.signature(kind).parameters, key=len, default="")
+        if option:
+            with pytest.raises(
+                TypeError, match=rf"unexpected keyword argument '{option}_'\. Did you mean '{option}'\?"
+            ):
+                kind(**{f"{option}_": None})

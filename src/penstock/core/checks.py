@@ -1,12 +1,15 @@
-"""Check integer arguments."""
+"""Check integer arguments, and the names of options."""
 
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
 from penstock.core.errors import OptionError
+from penstock.core.text import did_you_mean
 
-__all__ = ["check_integer"]
+__all__ = ["check_integer", "check_options", "option_names"]
 
 
 def check_integer(name: str, value: Any, *, at_least: int, error: type[OptionError] = OptionError) -> int:
@@ -23,3 +26,27 @@ def check_integer(name: str, value: Any, *, at_least: int, error: type[OptionErr
     if isinstance(number, bool) or not isinstance(number, int) or number < at_least:
         raise error(f"{name} must be an integer >= {at_least}, got {number!r}.")
     return number
+
+
+def check_options(given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise OptionError, with the nearest name, if an option that is given is not known.
+
+    Examples
+    --------
+    >>> check_options(["shuffle"], ["shuffle", "seed"])
+    >>> check_options(["suffle"], ["shuffle", "seed"])
+    Traceback (most recent call last):
+    ...
+    penstock.core.errors.OptionError: Options must be among shuffle, seed, got suffle. Did you mean 'shuffle'?
+    """
+    names = list(dict.fromkeys(known))
+    unknown = sorted(set(given) - set(names))
+    if unknown:
+        near = did_you_mean(unknown[0], names)
+        raise OptionError(f"Options must be among {', '.join(names)}, got {', '.join(unknown)}.{near}")
+
+
+def option_names(*kinds: Callable[..., Any]) -> list[str]:
+    """Return the names of all parameters of functions and classes, without those for any further ones."""
+    parameters = [each for kind in kinds for each in inspect.signature(kind).parameters.values()]
+    return [each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]

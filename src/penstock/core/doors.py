@@ -37,6 +37,8 @@ def open_door(
                 f"module {package!r} has no attribute {name!r}{_find_near(folder, package, name, homes)}"
             )
         value = getattr(_import(home), name)
+        if isinstance(value, type) and not home.startswith("penstock.core."):  # whose values are made for each read
+            _name_options(value)
         setattr(sys.modules[package], name, value)
         return value
 
@@ -63,6 +65,38 @@ def _find_near(folder: str, package: str, name: str, homes: dict[str, str]) -> s
             return f". Use `from {package.partition('.')[0]}.{room} import {name}`."
     near = difflib.get_close_matches(name, homes, n=1)
     return f". Did you mean {near[0]!r}?" if near else ""
+
+
+def _name_options(kind: type) -> None:
+    """Let a class name the nearest option if it is given one that it does not have, as Python does itself from 3.13 on.
+
+    The class is changed, not replaced: it is pickled and compared by its module and name.
+    """
+    init: Callable[..., None] = kind.__init__  # type: ignore[misc]  # that of instances
+    if not isinstance(init, type(open_door)) or init.__module__[:9] != "penstock." or "__wrapped__" in vars(init):
+        return
+
+    def init_or_name(self: object, /, *args: object, **options: object) -> None:
+        try:
+            init(self, *args, **options)
+        except TypeError as error:
+            text = str(error)
+            _, mark, rest = text.partition("__init__() got an unexpected keyword argument '")
+            if mark and rest[:-1] in options:
+                import inspect  # noqa: PLC0415  # for errors only
+
+                from penstock.core.text import did_you_mean  # noqa: PLC0415
+
+                inits = [vars(each).get("__init__") for each in kind.__mro__]
+                found = [inspect.signature(each) for each in inits if isinstance(each, type(open_door))]
+                near = did_you_mean(rest[:-1], [name for each in found for name in each.parameters])
+                error.args = (f"{text}.{near}" if near else text,)
+            raise
+
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+        setattr(init_or_name, name, getattr(init, name))
+    vars(init_or_name)["__wrapped__"] = init  # where signatures are looked up
+    type.__setattr__(kind, "__init__", init_or_name)
 
 
 def _import(module: str) -> object:

@@ -298,7 +298,9 @@ def test_a_prefetch_factor_is_a_positive_integer(folder: Path, prefetch: Any, wo
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"suffle": True}, "Options must be among shuffle, drop_last, .*got suffle"),
+        ({"suffle": True}, "Options must be among shuffle, drop_last, .*got suffle. Did you mean 'shuffle'"),
+        ({"prefetch_facotr": 3}, "Did you mean 'prefetch_factor'"),
+        ({"iterations_per_epcoh": 3}, "Did you mean 'iterations_per_epoch'"),
         ({"shuffle": False, "iterations_per_epoch": 2}, "shuffle=False excludes weighted_sampler and iterations_per"),
         ({"shuffle": True, "sampler": [1]}, "shuffle=True excludes a sampler"),
         ({"rng": 1, "generator": torch.Generator()}, "Either rng or generator must be given, got both"),

@@ -25,6 +25,24 @@ def function_rows(load_fn: Any) -> FunctionRows:
     return FunctionRows(load_fn, ROWS, pinned=False)
 
 
+@pytest.mark.parametrize("kind", [RandomChunkLoader, PipelineChunkLoader])
+def test_none_in_the_place_of_an_array_stays_none(kind: Any) -> None:
+    def load(start: int, end: int) -> tuple[Any, ...]:
+        return RECORDING[start:end], None, RECORDING[start:end] + 1
+
+    more = {"total_timesteps": ROWS, "chunk_size": 2, "seed": 3} if kind is RandomChunkLoader else {}
+    with kind(load, device="cpu", **more) as loader:
+        loader.start_epoch(2 if more else [(0, 2), (3, 6)])
+        for _ in range(2):
+            found = loader.get_next_chunk()
+            data, stim, other = found if more else found[1]
+            start = (found if more else found[1]).start
+            assert stim is None
+            assert data.tolist() == RECORDING[start : start + len(data)].tolist()
+            assert other.tolist() == (RECORDING[start : start + len(data)] + 1).tolist()
+        assert loader.memory_estimate().host_bytes > 0
+
+
 # -- what a stream takes -----------------------------------------------------------------------------------------------
 
 
@@ -236,7 +254,7 @@ def test_any_rows_are_taken_with_a_call_for_each_run() -> None:
     [
         (np.zeros((5, 2)), r"load_fn\(0, 6\) must return arrays with 6 rows on axis 0, got shape \(5, 2\)"),
         ((np.zeros((6, 2)), np.zeros((7, 2))), r"shape \(7, 2\)"),
-        (None, r"shape \(\)"),
+        (None, "must return at least one array, got none"),
         ((), "must return at least one array, got none"),
         (np.array([None] * 6), "must return arrays of numbers, got object"),
         (np.array(["a"] * 6), "must return arrays of numbers, got <U1"),

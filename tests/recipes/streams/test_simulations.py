@@ -231,8 +231,11 @@ def test_time_that_is_not_there_is_refused(simulation: Path, span: tuple[int, in
 
 @pytest.mark.parametrize("limit", [-1, NEURONS + 1, 2.0])
 def test_neurons_that_are_not_there_are_refused(simulation: Path, limit: Any) -> None:
-    with pytest.raises(OptionError, match=r"neuron_limit|axis of 6"):
+    said = f"<= {NEURONS}, the neurons of .*, got {NEURONS + 1}" if limit > NEURONS else "an integer >= 0"
+    with pytest.raises(OptionError, match=f"neuron_limit must be {said}"):
         load_column_slice(simulation, 3, 0, 3, neuron_limit=limit)
+    with pytest.raises(OptionError, match=f"num_stim_dims must be {said}"):
+        create_zarr_loader(simulation, 3, 4, limit)
 
 
 def test_a_folder_without_a_simulation_says_so(tmp_path: Path) -> None:

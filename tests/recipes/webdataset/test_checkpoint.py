@@ -185,9 +185,10 @@ def test_without_a_file_torchs_worker_processes_are_fine(sets: Callable[..., Pat
     assert sorted(xs(torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=2))) == list(range(N))
 
 
-def test_an_unknown_keyword_is_a_type_error(sets: Callable[..., Path]) -> None:
-    with pytest.raises(TypeError, match="suffle"):
-        ResumableWebDatasetLoader(sets(), suffle=True)
+@pytest.mark.parametrize("name", ["shuffle", "verify", "checkpoint_interval"])
+def test_an_unknown_option_is_named_with_the_nearest(sets: Callable[..., Path], name: str) -> None:
+    with pytest.raises(OptionError, match=rf"got {name}_\. Did you mean '{name}'\?"):
+        ResumableWebDatasetLoader(sets(), **{f"{name}_": 3})
 
 
 def training(folder: Path, checkpoint: Path, log: Path, stop: int) -> None:

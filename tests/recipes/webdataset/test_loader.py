@@ -224,9 +224,14 @@ def test_a_number_that_cannot_be_is_refused(sets: Callable[..., Path], options: 
 
 
 @pytest.mark.parametrize("make", [WebDatasetLoader, create_webdataset_dataloader])
-def test_an_unknown_keyword_is_a_type_error_that_names_it(sets: Callable[..., Path], make: Any) -> None:
-    with pytest.raises(TypeError, match="suffle"):
+def test_an_unknown_option_is_named_with_the_nearest(sets: Callable[..., Path], make: Any) -> None:
+    with pytest.raises(OptionError, match=r"got suffle\. Did you mean 'shuffle'\?"):
         make(sets(), suffle=True)
+    with pytest.raises(OptionError, match=r"got max_bad_itmes\. Did you mean 'max_bad_items'\?"):
+        make(sets(), max_bad_itmes=3)
+    if make is create_webdataset_dataloader:
+        with pytest.raises(OptionError, match=r"got prefetch_facotr\. Did you mean 'prefetch_factor'\?"):
+            make(sets(), prefetch_facotr=3)
 
 
 def test_closing_ends_threads_and_lets_go_of_files(sets: Callable[..., Path]) -> None:

@@ -13,7 +13,12 @@ import torch
 from penstock_test_parts import exit_code
 
 from penstock import OptionError, SourceError, TarSource, create_shards_from_arrays
-from penstock.recipes.webdataset import ShardedDatasetInfo, WebDatasetLoader, WebDatasetWriter
+from penstock.recipes.webdataset import (
+    NWBToWebDatasetConverter,
+    ShardedDatasetInfo,
+    WebDatasetLoader,
+    WebDatasetWriter,
+)
 
 
 def xs(samples: Any) -> list[int]:
@@ -185,11 +190,13 @@ def test_what_cannot_be_written_is_refused_and_leaves_no_dataset(
         WebDatasetLoader(tmp_path / "set")
 
 
-def test_an_unknown_keyword_is_a_type_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="shardsize"):
-        create_shards_from_arrays(tmp_path, {"x": np.zeros(3)}, shardsize=2)
-    with pytest.raises(TypeError, match="shardsize"):
-        WebDatasetWriter(tmp_path, shardsize=2)
+def test_an_unknown_option_is_named_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"got compresion\. Did you mean 'compression'\?"):
+        create_shards_from_arrays(tmp_path, {"x": np.zeros(3)}, compresion="gz")
+    with pytest.raises(TypeError, match=r"'compresion'\. Did you mean 'compression'\?"):
+        WebDatasetWriter(tmp_path, compresion="gz")
+    with pytest.raises(OptionError, match=r"got bin_size\. Did you mean 'bin_size_ms'\?"):
+        NWBToWebDatasetConverter(tmp_path, bin_size=2)
 
 
 def test_an_array_without_a_length_is_refused_by_name(tmp_path: Path) -> None:

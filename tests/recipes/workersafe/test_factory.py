@@ -85,6 +85,12 @@ class TestLoaders:
         assert list(chain.from_iterable(numbers(loader))) == list(range(50))
         assert [len(batch) for batch in numbers(create(Subset(NUMBERS, range(10)), 24))] == [10]
 
+    def test_an_unknown_setting_is_named_with_the_nearest(self) -> None:
+        for name in ("training", "validation", "test"):
+            make = getattr(OptimalDataLoaderFactory, f"create_{name}_loader")
+            with pytest.raises(OptionError, match=r"got prefetch_facotr\. Did you mean 'prefetch_factor'\?"):
+                make(list(range(8)), 2, prefetch_facotr=3)
+
     def test_the_users_settings_win(self) -> None:
         loader = Factory.create_training_loader(NUMBERS, 8, shuffle=False, drop_last=False, has_augmentation=False)
         assert list(chain.from_iterable(numbers(loader))) == list(range(50))

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 import torch
 from torch.utils.data import TensorDataset
 
@@ -64,3 +65,25 @@ def test_a_killed_worker_is_an_error_and_not_a_hang() -> None:
     # comes while Python prints our error, Python prints the error another way.
     ours = re.search(r"WorkerError(: |\(['\"])A worker process of this loader died", done.stderr)
     assert ours or "is killed by signal" in done.stderr
+
+
+@pytest.mark.parametrize("error", [EOFError, ConnectionResetError, BrokenPipeError])
+def test_an_error_of_the_dataset_is_not_a_dead_worker(error: type[Exception]) -> None:
+    loader = OptimalDataLoaderFactory.create_validation_loader(_Fails(error), 2, num_workers=1)
+    with pytest.raises(error, match="item 5 has no data"):
+        list(loader)
+
+
+class _Fails:
+    """Raises what an empty file or a server that is gone makes NumPy or a client raise."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        self._error = error
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, number: int) -> int:
+        if number == 5:
+            raise self._error("item 5 has no data")
+        return number

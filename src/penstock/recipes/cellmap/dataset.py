@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, Subset
 
+from penstock.core.checks import check_options, option_names
 from penstock.core.errors import OptionError
 from penstock.core.seeds import generator_for, key_for
 from penstock.files.stores.options import StoreOptions
@@ -124,11 +125,7 @@ class CellMapDataset(Dataset[Any], RemoteParts):
         context: None = None,
         **options: Unpack[DatasetOptions],
     ) -> None:
-        unknown = sorted(set(options) - set(DatasetOptions.__annotations__))
-        if unknown:
-            raise OptionError(
-                f"Options must be among {', '.join(DatasetOptions.__annotations__)}, got {', '.join(unknown)}."
-            )
+        check_options(options, [*DatasetOptions.__annotations__, *option_names(CellMapDataset)])
         if context is not None:
             raise OptionError(
                 "context must be None: it configures TensorStore, which is not used. Set memory_bytes instead."

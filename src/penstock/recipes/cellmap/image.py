@@ -9,6 +9,7 @@ from typing import Any, Literal, TypedDict, Unpack
 import numpy as np
 import torch
 
+from penstock.core.checks import check_options, option_names
 from penstock.core.errors import OptionError
 from penstock.core.seeds import generator_for
 from penstock.files.stores.options import StoreOptions
@@ -79,9 +80,7 @@ class CellMapImage:
         device: str | torch.device | None = None,
         **options: Unpack[ImageOptions],
     ) -> None:
-        unknown = sorted(set(options) - set(ImageOptions.__annotations__))
-        if unknown:
-            raise OptionError(f"Options must be among {', '.join(ImageOptions.__annotations__)}, got {unknown}.")
+        check_options(options, [*ImageOptions.__annotations__, *option_names(CellMapImage)])
         if context is not None:
             raise OptionError("context must be None: it configures TensorStore, which is not used here.")
         self.path, self.label_class, self.axis_order = path, target_class, axis_order

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from penstock.core.checks import check_integer
+from penstock.core.checks import check_integer, check_options, option_names
 from penstock.core.errors import LoaderError, OptionError
 from penstock.core.protocols import Observer, Source
 from penstock.feed.device import resolve_device
@@ -41,8 +41,8 @@ class RandomChunkLoader(ChunkStream):
     ----------
     load_fn
         Takes the start and end rows of a window; returns `(data, stim)`, or any number of arrays with that many rows,
-        which are copied. Called in the background, one call at a time. Or a source, such as `ZarrSource`: chunks have
-        an array for each of its fields, and are read without a copy.
+        which are copied, or None in the place of one. Called in the background, one call at a time. Or a source, such
+        as `ZarrSource`: chunks have an array for each of its fields, and are read without a copy.
     total_timesteps
         Rows of the recording; None: all rows of the source.
     chunk_size
@@ -121,8 +121,7 @@ class RandomChunkLoader(ChunkStream):
         first = replace(self._order, count=world.size) if isinstance(self._order, RandomChunks) else self._order
         super().__init__(rows, first, target, seed, options, profiler, world=world)
         self._budget = (limits.pop("memory_bytes", None), limits.pop("device_bytes", None))
-        if limits:
-            raise TypeError(f"RandomChunkLoader() got an unexpected keyword argument {next(iter(limits))!r}")
+        check_options(limits, ["memory_bytes", "device_bytes", *option_names(RandomChunkLoader)])
         self._about |= {"total_timesteps": len(self._index), "chunk_size": size, "coverage": coverage, "align": align}
 
     @property

@@ -17,12 +17,15 @@ from penstock.core.types import Block, Field, Span
 from penstock.feed.device import allocate_pinned
 from penstock.run.buffers import BufferPool
 
-__all__ = ["FunctionRows", "LoadFn", "SourceFunction", "open_rows"]
+__all__ = ["ABSENT", "FunctionRows", "LoadFn", "SourceFunction", "open_rows"]
+
+ABSENT = "\0"
+"""Begins the name of a field that stands for None among the arrays of a function; it has rows of no values."""
 
 _MAX_ROWS = 1 << 31  # of a function that does not say how many it has
 
 LoadFn = Callable[[int, int], Any]
-"""Takes the start and end rows of a window; returns one or more arrays of these rows."""
+"""Takes the start and end rows of a window; returns one or more arrays of these rows, or None in the place of one."""
 
 
 class FunctionRows:
@@ -58,13 +61,13 @@ class FunctionRows:
     def read(self, span: Span, out: Block | None = None) -> Block:  # noqa: ARG002  # empty: there are no known fields
         """Return the arrays of consecutive rows, in reused memory."""
         arrays = self._load(span)
-        fields = {str(n): Field(array.dtype.newbyteorder("="), array.shape[1:]) for n, array in enumerate(arrays)}
+        fields = {name: Field(array.dtype.newbyteorder("="), array.shape[1:]) for name, array in arrays.items()}
         pool = self._pool
         if pool is None or pool[0] != fields:
             self._pool = pool = fields, BufferPool(fields, self._allocate)
         block = pool[1].lend(len(span))
-        for array, room in zip(arrays, block.values(), strict=True):
-            np.copyto(room, array)
+        for name, array in arrays.items():
+            np.copyto(block[name], array)
         return block
 
     def take(self, items: NDArray[np.int64], out: Block | None = None) -> Block:
@@ -86,17 +89,22 @@ class FunctionRows:
         assert self._row_bytes is not None, "known after loading"
         return self._row_bytes
 
-    def _load(self, span: Span) -> list[NDArray[Any]]:
+    def _load(self, span: Span) -> dict[str, NDArray[Any]]:
         """Call the function for `span` and check the arrays it returns; one call at a time."""
         try:
             with self._turn:
                 found = self._load_fn(span.start, span.stop)
-            arrays = [np.asarray(array) for array in (found if isinstance(found, tuple | list) else (found,))]
-            _check_arrays(arrays, span)
+            given = found if isinstance(found, tuple | list) else (found,)
+            none = np.empty((len(span), 0), np.uint8)
+            arrays = {
+                f"{ABSENT if array is None else ''}{n}": none if array is None else np.asarray(array)
+                for n, array in enumerate(given)
+            }
+            _check_arrays([array for array in arrays.values() if array is not none], span)
         except Exception as error:
             error.add_note(f"[penstock] while loading the chunk from {span.start} to {span.stop}")
             raise
-        self._row_bytes = sum(array.nbytes for array in arrays) // len(span)
+        self._row_bytes = sum(array.nbytes for array in arrays.values()) // len(span)
         return arrays
 
 

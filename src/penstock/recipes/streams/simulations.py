@@ -78,7 +78,8 @@ def load_column_slice(
     remote
         `store`, `cache` and `cache_bytes` of a URL, as in `ZarrSource`.
     """
-    source = ZarrSource(_folder(path), {"data": (SERIES, _neurons(neuron_limit), _column(column))}, **remote)
+    fields = {"data": (SERIES, _neurons("neuron_limit", neuron_limit), _column(column))}
+    source = _open_series(_folder(path), fields, ("neuron_limit", neuron_limit), **remote)
     try:
         if not 0 <= time_start <= time_end <= len(source.index):
             raise OptionError(
@@ -126,9 +127,10 @@ def create_zarr_loader(
     folder = _folder(data_path)
     data, stim = (
         (SERIES, slice(None), _column(column_idx)),
-        (SERIES, _neurons(num_stim_dims), _column(stim_column_idx)),
+        (SERIES, _neurons("num_stim_dims", num_stim_dims), _column(stim_column_idx)),
     )
-    return SourceFunction(ZarrSource(folder, {"data": data, "stim": stim}, **remote))
+    limit = ("num_stim_dims", num_stim_dims)
+    return SourceFunction(_open_series(folder, {"data": data, "stim": stim}, limit, **remote))
 
 
 def _folder(path: _Path) -> str | Path:
@@ -154,8 +156,24 @@ def _column(column: int) -> int:
         ) from error
 
 
-def _neurons(limit: int | None) -> slice:
-    return slice(None) if limit is None else slice(0, check_integer("neuron_limit", limit, at_least=0))
+def _neurons(name: str, limit: int | None) -> slice:
+    return slice(None) if limit is None else slice(0, check_integer(name, limit, at_least=0))
+
+
+def _open_series(
+    folder: str | Path,
+    fields: dict[str, tuple[str, slice, int]],
+    limit: tuple[str, int | None],
+    **remote: Unpack[RemoteArguments],
+) -> ZarrSource:
+    """Open fields of the time series; `limit` is the option that says how many neurons, for the error."""
+    try:
+        return ZarrSource(folder, fields, **remote)
+    except OptionError as error:
+        (neurons,) = ZarrSource(folder, {"data": (SERIES, slice(None), 0)}, **remote).fields["data"].shape or (0,)
+        if limit[1] is None or limit[1] <= neurons:
+            raise
+        raise OptionError(f"{limit[0]} must be <= {neurons}, the neurons of {folder}, got {limit[1]}.") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from penstock.observe.timing import Timings
 from penstock.plan.cursor import Cursor, check_count, is_same, show_value
 from penstock.plan.window_batches import WindowBatches, WindowOrder
 from penstock.plan.world import World
-from penstock.recipes.streams.rows import FunctionRows
+from penstock.recipes.streams.rows import ABSENT, FunctionRows
 from penstock.recipes.streams.sampling import set_default_generator
 from penstock.run.options import RunOptions
 
@@ -134,7 +134,8 @@ class ChunkStream:
         if found is None:
             return None
         number = place.batch + self._loader.world.rank  # each step is a chunk on every rank
-        chunk, span = Chunk(found.values()), self._plan.span(place.epoch, number)
+        chunk = Chunk(None if name.startswith(ABSENT) else array for name, array in found.items())
+        span = self._plan.span(place.epoch, number)
         chunk.start, chunk.stop, chunk.index = span.start, span.stop, number
         key = key_for(self._seed, "batches", place.epoch, number)
         chunk.generator = torch.Generator(self._device).manual_seed(key >> 1)

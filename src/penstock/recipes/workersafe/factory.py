@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from penstock.core.checks import check_integer
+from penstock.core.checks import check_integer, check_options, option_names
 from penstock.core.errors import LoaderError, OptionError, WorkerError
 from penstock.core.index import Index
 from penstock.core.seeds import check_seed, key_for
@@ -175,7 +175,8 @@ def _report_dead_workers(batches: Iterator[Any]) -> Iterator[Any]:
     try:
         yield from batches
     except (ConnectionError, EOFError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker (pid"):
+        is_death = not isinstance(error, RuntimeError) or str(error).startswith("DataLoader worker (pid")
+        if not is_death or str(error).startswith("Caught "):  # as torch begins what the dataset itself raised
             raise
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise WorkerError(
@@ -212,6 +213,8 @@ def _make_sequential_loader(
 def _make_loader(
     kind: str, dataset: Any, batch_size: int, config: dict[str, Any], overrides: dict[str, Any]
 ) -> EpochDataLoader:
+    own = option_names(OptimalDataLoaderFactory.create_training_loader)
+    check_options(overrides, [*option_names(DataLoader), *own])
     config = _merge_settings(config, overrides)
     if config.get("batch_sampler") is None:
         config["batch_size"] = check_integer("batch_size", batch_size, at_least=1)

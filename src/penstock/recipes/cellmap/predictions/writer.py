@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Subset
 
+from penstock.core.checks import check_options, option_names
 from penstock.core.errors import OptionError, WriteError
 from penstock.files.kinds import local_path
 from penstock.files.stores.options import StoreOptions
@@ -115,11 +116,7 @@ class CellMapDatasetWriter:
         resume: bool = False,
         **options: Unpack[WriterOptions],
     ) -> None:
-        unknown = sorted(set(options) - set(WriterOptions.__annotations__))
-        if unknown:
-            raise OptionError(
-                f"Options must be among {', '.join(WriterOptions.__annotations__)}, got {', '.join(unknown)}."
-            )
+        check_options(options, [*WriterOptions.__annotations__, *option_names(CellMapDatasetWriter)])
         self.classes, self.target_arrays = list(classes), dict(target_arrays)
         self.model_classes = self.classes if model_classes is None else list(model_classes)
         _check_classes(self.classes, self.model_classes)
