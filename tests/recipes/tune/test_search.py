@@ -173,7 +173,11 @@ class TestTrials:
 
     def test_a_dataset_and_a_dataloader_are_tried_with_torchs_workers(self) -> None:
         dataset = TensorDataset(torch.arange(64))
-        for subject in (dataset, DataLoader(dataset, batch_size=16, drop_last=True)):
+        for subject in (
+            dataset,
+            DataLoader(dataset, batch_size=16, drop_last=True),
+            DataLoader(dataset, batch_size=16, num_workers=1, multiprocessing_context="fork"),
+        ):
             tuned = tune(subject, budget=0.1, batch_size=16, max_workers=1)
             assert {trial.setting.executor for trial in tuned.trials} == {"inline", "processes"}
             assert tuned.batch_items == 16

@@ -171,9 +171,9 @@ class _OfDataset:
 
     executors: tuple[Executor, ...] = ("processes",)
 
-    def __init__(self, dataset: Any, options: dict[str, Any]) -> None:
+    def __init__(self, dataset: Any, options: dict[str, Any], context: Any = None) -> None:
         self._dataset = _copy_for_trials(dataset)
-        self._options = options
+        self._options, self._context = options, context
 
     def first_batch(self) -> Any:
         first = next(iter(DataLoader(self._dataset, generator=torch.Generator(), **self._options)), None)
@@ -185,6 +185,7 @@ class _OfDataset:
         more: dict[str, Any] = {"num_workers": setting.workers}
         if setting.workers:
             more |= {"prefetch_factor": setting.prefetch, "persistent_workers": True}
+            more["multiprocessing_context"] = self._context  # torch refuses it without workers
         if hasattr(self._dataset, "set_epoch"):
             self._dataset.set_epoch(_ANOTHER_EPOCH + turn)
         loader = DataLoader(
@@ -237,8 +238,8 @@ def _make_subject(what: Any, batch_size: int) -> _Subject:
                 "A DataLoader must have a map-style dataset and a batch_size, got one with an iterable dataset or a "
                 "batch_sampler. Tune its dataset, or measure the loader with penstock.watch."
             )
-        names = ("batch_size", "collate_fn", "drop_last", "pin_memory", "worker_init_fn", "multiprocessing_context")
-        return _OfDataset(what.dataset, {name: getattr(what, name) for name in names})
+        names = ("batch_size", "collate_fn", "drop_last", "pin_memory", "worker_init_fn")
+        return _OfDataset(what.dataset, {name: getattr(what, name) for name in names}, what.multiprocessing_context)
     if _is_map_style(what):
         return _OfDataset(what, {"batch_size": check_integer("batch_size", batch_size, at_least=1)})
     raise OptionError(f"what must be a Loader, a torch DataLoader or a map-style dataset, got {type(what).__name__}.")
