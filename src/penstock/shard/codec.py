@@ -81,7 +81,9 @@ def encode(name: str, value: Any, array_format: ArrayFormat = "npy") -> Payload:
     >>> encode("raw", b"...").extension, encode("png", b"...").extension
     ('bin', 'png')
     """
-    array = value if type(value) is np.ndarray else np.asarray(value) if isinstance(value, np.generic) else None
+    array = value if type(value) is np.ndarray else None
+    if isinstance(value, np.generic) and not isinstance(value, str | bytes):  # an element of an array of text is text
+        array = np.asarray(value)
     if array is None:
         if isinstance(value, str):
             return _make_payload("txt", _text_bytes(name, value))

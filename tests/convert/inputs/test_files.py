@@ -1,5 +1,6 @@
 """Whole files as items: folders of images, arrays, and files that share a stem; their bytes are stored as they are."""
 
+import gzip
 import io
 import json
 import tarfile
@@ -121,6 +122,19 @@ def test_files_that_share_a_stem_are_one_item(tmp_path: Path) -> None:
     assert found["data"].tolist() == [[0, 0], [1, 1], [2, 2]]
     assert members(tmp_path / "out")["sample_000000001.txt"] == "caption 1 ü".encode()
     assert [about["file"] for about in found["metadata"]] == [f"v1.{n}.PNG" for n in range(3)]
+
+
+def test_a_compressed_file_has_the_stem_of_what_is_compressed(tmp_path: Path) -> None:
+    volumes = [gzip.compress(bytes([number]) * 100, mtime=0) for number in range(2)]
+    for number, volume in enumerate(volumes):
+        stem = tmp_path / "in" / f"sub-0{number}_v1.{number}_bold"
+        stem.parent.mkdir(exist_ok=True)
+        stem.with_name(f"{stem.name}.nii.gz").write_bytes(volume)
+        stem.with_name(f"{stem.name}.json").write_text(json.dumps({"n": number}))
+    convert_to_shards(tmp_path / "in", tmp_path / "out", format="files", show_progress=False)
+    found = block(tmp_path / "out")
+    assert list(found["nii.gz"]) == volumes
+    assert list(found["json"]) == [{"n": 0}, {"n": 1}]
 
 
 def test_whole_arrays_are_items_of_their_own_shapes(tmp_path: Path) -> None:

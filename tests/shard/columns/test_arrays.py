@@ -30,6 +30,8 @@ _KINDS: dict[str, Any] = {
     "Fortran order": np.asfortranarray(np.arange(_N * 12.0).reshape(_N, 3, 4)),
     "reversed": np.arange(_N * 4).reshape(_N, 4)[::-1, ::-1],
     "fixed texts": np.array([f"ä{number}" for number in range(_N)]),
+    "fixed texts of different lengths": np.array(["ä" * number for number in range(_N)]),
+    "fixed bytes of different lengths": np.array([b"x" * number for number in range(_N)]),
     "texts of NumPy": np.array(["ä" * number for number in range(_N)], np.dtypes.StringDType()),
     "objects": np.array([{"a": number} for number in range(_N)], object),
     "arrays as objects": np.array([np.arange(number) for number in range(_N)], object),

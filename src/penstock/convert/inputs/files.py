@@ -28,7 +28,9 @@ IMAGE_EXTENSIONS = tuple(f".{extension}" for extension in IMAGES)
 _ARRAYS = (".npy", ".npz")
 _MAIN_KINDS = (IMAGE_EXTENSIONS, EXTENSIONS, _ARRAYS)
 _SAME = {"jpeg": "jpg", "jpe": "jpg", "tiff": "tif"}
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _OF_SYSTEMS = ("thumbs.db", "desktop.ini")
+_LONGEST = 6  # with its dot: longer words before `.gz` are parts of a name
 _MOST_LINES = 20
 _LOG = logging.getLogger("penstock")
 
@@ -108,8 +110,15 @@ class _Files:
         """Do nothing: the files are closed."""
 
 
+def _suffix(path: Path | Url) -> str:
+    """Return the suffix of a file; of a compressed one with the suffix of what is compressed, such as `.nii.gz`."""
+    *others, last = PurePosixPath(path.name).suffixes or [""]
+    inner = others[-1] if others and last.lower() in _COMPRESSED else ""
+    return inner + last if len(inner) <= _LONGEST and not inner[1:].isdigit() else last
+
+
 def _field_name(path: Path | Url) -> str:
-    extension = PurePosixPath(path.name).suffix.lower().removeprefix(".")
+    extension = _suffix(path).lower().removeprefix(".")
     if extension == "npy":
         return "data"
     return _SAME.get(extension, extension) or "data"
@@ -166,7 +175,7 @@ def group_files(files: Sequence[tuple[Path, Path | None]]) -> list[FilesInput]:
     """
     stems: dict[Path, list[Path]] = {}
     for path, _ in files:
-        stems.setdefault(path.with_suffix(""), []).append(path)
+        stems.setdefault(path.with_name(path.name.removesuffix(_suffix(path))), []).append(path)
     stems = _leave_out_strays(stems)
     names = _name_fields(stems)
     classes = _find_classes([(path, root) for path, root in files if path in names])
