@@ -202,6 +202,21 @@ def test_annotations_are_counted(tmp_path):
     assert said[0][50] == 2
 
 
+def test_frames_whose_timestamps_repeat_and_go_back_are_counted_as_events(tmp_path):
+    nwb = new_file()
+    stamps = [0.5, 0.5, 0.505, 1.5, 0.25, 1.5]
+    nwb.add_acquisition(series("ttl", np.arange(6.0), timestamps=stamps))
+    nwb.add_acquisition(series("x", np.arange(200.0), rate=100.0))
+    path = save_nwb(nwb, tmp_path / "a.nwb")
+    with pytest.raises(SourceError, match="To count its frames as events, name acquisition/ttl/timestamps as a field"):
+        open_nwb(path, modalities=("x",), fields={"ttl": "acquisition/ttl"})
+    (ttl,) = _fields(path, "ttl", modalities=("x",), fields={"ttl": "acquisition/ttl/timestamps"})
+    counts = [{int(at): float(window[at]) for at in np.flatnonzero(window)} for window in ttl]
+    assert counts == [{25: 1.0, 50: 3.0}, {50: 2.0}]
+    with pytest.raises(SourceError, match="no y: acquisition/x has a rate, and no timestamps"):
+        open_nwb(path, modalities=("x",), fields={"y": "acquisition/x/timestamps"})
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_an_interval_series_gives_the_number_of_the_interval_of_each_bin(tmp_path):
     nwb = new_file()

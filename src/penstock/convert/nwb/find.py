@@ -124,6 +124,10 @@ def _add_field(found: Modalities, file: NWBFile, name: str, path: str, options: 
         if column not in things[parent].value.colnames:
             raise _Missing(f"{parent} has the columns {', '.join(things[parent].value.colnames)}")
         found.events.append(table_field(name, things[parent], column, file.path))
+    elif column == "timestamps" and (timed := [entry for entry in file.entries if entry.path == parent]):
+        if timed[0].series.timestamps is None:
+            raise _Missing(f"{parent} has a rate, and no timestamps")
+        found.events.append(annotation_field(name, timed[0], file.path))
     else:
         _add_series(found, file, name, _find_named(file, path), options)
 

@@ -174,7 +174,8 @@ class StampTimes:
                 at = start + int(np.argmax(~np.isfinite(stamps) | np.append(intervals < 0, False)))
                 raise SourceError(
                     f"Timestamps must be finite and increase, but those of {self._path} in {self._file} do not after "
-                    f"frame {at}, which is at {stamps[at - start]:g} s."
+                    f"frame {at}, which is at {stamps[at - start]:g} s. To count its frames as events, name "
+                    f"{self._path}/timestamps as a field."
                 )
             coarse.append(stamps[:_READ_STAMPS:_COARSE])
             wide = np.flatnonzero(intervals > _GAP * self.median)
