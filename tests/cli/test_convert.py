@@ -158,8 +158,8 @@ def test_ctrl_c_publishes_nothing_and_resume_ends_with_the_same_bytes(rows: Path
     subprocess.run([sys.executable, "slow.py"], check=True, cwd=rows)
     whole = tree(rows / "out")
     (rows / "out").rename(rows / "whole")
-    # The function runs to its end twice to count items: when it is scanned and when it is opened. Then it is read.
-    stopped = 'COUNT.append(1) is None and len(COUNT) == 3 and not Path("go").exists()'
+    # The function runs to its end once to count items. Then it is read.
+    stopped = 'COUNT.append(1) is None and len(COUNT) == 2 and not Path("go").exists()'
     (rows / "slow.py").write_text("COUNT = []\n" + SLOW.replace('not Path("go").exists()', stopped))
     (rows / "go").unlink()
     process = subprocess.Popen([sys.executable, "slow.py"], cwd=rows, stderr=subprocess.PIPE)
@@ -198,3 +198,27 @@ def test_inputs_may_follow_an_option_and_keep_their_order(rows: Path, given: lis
     done = run(*given)
     assert done.exit_code == 0, done.output
     assert values(rows / "out") == [100.0 * file + row for file in (2, 0) for row in range(20)]
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_rows_of_several_files_are_noted_and_the_option_that_it_names_makes_files_items(
+    more: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in range(3):
+        np.save(f"rec{number}.npy", np.full((4, 8), number))
+    note = "Note: Each row of an array is an item (4 per file); --whole-files makes each file one."
+    assert note in run("rec*.npy", "-o", "rows", *more).stderr
+    assert (
+        "Each row is an item (4 here); --whole-files makes each file one."
+        in CliRunner().invoke(app, ["inspect", "rec0.npy"]).stdout
+    )
+    for option in (("--whole-files",), ("--sequence-length", "2")):
+        found = run("rec*.npy", "-o", option[0][2:], *option)
+        assert found.exit_code == 0
+        assert "Each row" not in found.stderr
+    assert TarSource("whole-files").take(np.arange(3))["data"].tolist() == [
+        np.full((4, 8), n).tolist() for n in range(3)
+    ]
+    np.save("wide.npy", np.zeros((4, 9), int))
+    assert "The shape of data differs" in run("rec0.npy", "wide.npy", "-o", "wide").stderr

@@ -66,7 +66,7 @@ def run(*arguments: str) -> str:
         ("notes", "got notes. Give it, such as --format npy."),
         (
             "notes.txt",
-            "write a function of five lines (docs/how-to/other-formats.md). With --format files, whole files",
+            "write a function of five lines (docs/how-to/other-formats.md). With --whole-files, whole files",
         ),
         ("empty", "or give the format, such as --format zarr."),
         ("tone.wav --window-seconds 0", "--window-seconds must be"),

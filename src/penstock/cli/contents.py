@@ -39,6 +39,9 @@ def inspect_recording(where: str, *, as_json: bool) -> None:
         if content.problem is not None:
             typer.echo(f"{content.path or where} cannot become a field: {content.problem}")
     print_facts(look.rows)
+    if kind in ("npy", "npz"):
+        rows = " or ".join(sorted({f"{content.shape[0]:,}" for content in contents if content.problem is None}))
+        typer.echo(f"Each row is an item ({rows or 'none'} here); --whole-files makes each file one.")
     if command is not None:
         typer.echo(f"Convert it:\n  {command}")
     elif kind == "volume":

@@ -297,7 +297,9 @@ def _inspect_dataset(
 
 def _inspect_source(where: str, item: int | None, png: Path | None, *, as_json: bool) -> None:
     """Print what is in a source that is read where it is, such as a table; plot the item if a file is given."""
-    from penstock.recipes.tune.storage import look_at_storage  # noqa: PLC0415  # imports numpy
+    import numpy as np  # noqa: PLC0415
+
+    from penstock.recipes.tune.storage import look_at_storage  # noqa: PLC0415
     from penstock.recipes.webdataset.info import describe_item, plot_stored_item  # noqa: PLC0415
     from penstock.source.find_source import open_source  # noqa: PLC0415
 
@@ -305,14 +307,14 @@ def _inspect_source(where: str, item: int | None, png: Path | None, *, as_json: 
     n_items = len(source.index)
     if item is not None and item >= n_items:
         raise OptionError(f"item must be 0–{n_items - 1}, got {item}.")
-    values = {name: array[0] for name, array in source.take([shown]).items()}
+    values = {name: array[0] for name, array in source.take(np.array([shown])).items()}
     if png is not None:
         plot_stored_item(values, png, title=f"Item {shown} of {where}")
     fields = {name: {"dtype": str(field.dtype), "shape": field.shape} for name, field in source.fields.items()}
     look = look_at_storage(where)
     if as_json:
         described = {name: _describe_value(value) for name, value in values.items()}
-        answer = {} if item is None else {"item": {"number": item, "fields": described}}
+        answer: dict[str, Any] = {} if item is None else {"item": {"number": item, "fields": described}}
         answer |= {} if png is None else {"drawn_into": str(png)}
         print_json({"path": where, "total_samples": n_items, "fields": fields, **answer, **look.to_dict()})
         return

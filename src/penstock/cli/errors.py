@@ -208,7 +208,8 @@ def name_options(message: str, command: Any) -> str:
     message = re.sub(rf"{name}\b(?!=)", lambda found: options[found[1]] if "_" in found[1] else found[0], message)
     begins = r"(?:(?<=^)|(?<=: )|(?<=\n  )|(?<=At most one of ))"
     message = re.sub(rf"{begins}{name}(?= must | needs | and )", lambda found: options[found[1]], message)
-    return re.sub(rf"(?<= and ){name}(?= must )", lambda found: options[found[1]], message)
+    message = re.sub(rf"(?<= and ){name}(?= must )", lambda found: options[found[1]], message)
+    return message.replace("--format files", "--whole-files") if "whole_files" in options else message
 
 
 def _write_value(value: str) -> str:

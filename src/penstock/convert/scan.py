@@ -1,7 +1,7 @@
 """Decide what a conversion will write before it begins: scan the inputs, count their items, assign items to jobs."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -13,8 +13,11 @@ from numpy.typing import NDArray
 
 from penstock.convert.columns import ColumnReader, Columns, find_repeated_ids, list_groups, make_label
 from penstock.convert.engines import Engine
-from penstock.convert.inputs.function import function_name
+from penstock.convert.inputs.arrays import NpyInput
+from penstock.convert.inputs.function import FunctionInput, function_name
+from penstock.convert.inputs.npz import NpzInput
 from penstock.convert.inputs.protocol import Input, local_paths_of
+from penstock.convert.inputs.zarr import ZarrInput
 from penstock.convert.plan import AlignableInput, Alignment, Arrangement, BadInput, Job, Scan, Scanner
 from penstock.convert.splits import WHOLE, Split, assign_groups
 from penstock.core.errors import ConversionError, OptionError, SourceError
@@ -26,6 +29,7 @@ from penstock.shard.outputs.write_options import WriteOptions
 
 __all__ = ["ConvertOptions", "ProgressCallback", "make_jobs", "scan_inputs"]
 
+_MOST_SHAPES = 5  # that are named
 _PACKAGES = ("penstock", "numpy", "xxhash", "pynwb", "h5py", "zarr", "soundfile", "scipy")
 
 OnBad = Literal["fail", "skip"]
@@ -110,6 +114,7 @@ def scan_inputs(
         by_path = {scan.input.path: scan for scan in (*found.scans, *again)}
         scans = [scan for path, scan in by_path.items() if path not in bad]
     _check_same_fields([scan for scan in found.scans if scan.n_items])
+    notes += [*_note_rows(found.scans), *_note_shapes(found.scans)]
     return replace(found, scans=tuple(reader.add(found.scans)), notes=tuple(notes))
 
 
@@ -170,6 +175,43 @@ def _check_same_fields(scans: Sequence[Scan]) -> None:
             f"All items of a dataset must have the same fields, but {other.name} has {dict(other.fields)} and "
             f"{first.name} has {dict(first.fields)}. Convert them separately, or name the fields that all of them have."
         )
+
+
+def _note_rows(scans: Sequence[Scan]) -> Iterator[str]:
+    """Yield a note if the rows of several files are items: perhaps each file is one."""
+    counts = [
+        scan.n_items
+        for scan in scans
+        if isinstance(scan.input, NpyInput | NpzInput) and scan.input.sequence_length is None
+    ]
+    if len(counts) > 1 and max(counts) > 1:
+        least, most = min(counts), max(counts)
+        rows = f"{least:,}" if least == most else f"{least:,}–{most:,}"
+        yield f"Each row of an array is an item ({rows} per file); format='files' makes each file one."
+
+
+def _note_shapes(scans: Sequence[Scan]) -> Iterator[str]:
+    """Yield a note for each field whose shape differs between arrays, or between what a function yields."""
+    files: dict[str, dict[tuple[int, ...], list[str]]] = {}
+    for scan in scans:
+        # Recordings of NWB are made to agree; sounds, images and texts differ in length.
+        if scan.n_items and isinstance(scan.input, FunctionInput | NpyInput | NpzInput | ZarrInput):
+            for name, shape in scan.shapes.items():
+                files.setdefault(name, {}).setdefault(shape, []).append(scan.name)
+    for name, by_shape in files.items():
+        if len(by_shape) > 1:
+            shown = [f"{shape} in {_list_names(names)}" for shape, names in list(by_shape.items())[:_MOST_SHAPES]]
+            more = f" and {len(by_shape) - _MOST_SHAPES} more" if len(by_shape) > _MOST_SHAPES else ""
+            yield (
+                f"The shape of {name} differs, so that batches of it are lists unless you pad them: "
+                f"{', '.join(shown)}{more}. Convert what does not belong together separately."
+            )
+
+
+def _list_names(names: Sequence[str]) -> str:
+    return (
+        names[0] if len(names) == 1 else f"{len(names):,} inputs ({', '.join(names[:3])}{', …' if names[3:] else ''})"
+    )
 
 
 def make_jobs(

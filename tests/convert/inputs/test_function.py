@@ -287,3 +287,16 @@ def test_a_field_may_be_none_in_some_items_and_all_say_whether_they_have_it(tmp_
     assert list(found["note"]) == ["first", "", "first", "", ""]
     with pytest.raises(SourceError, match="'video' is None in all"):
         convert_to_shards(tmp_path / "a.txt", tmp_path / "none", format=sometimes, show_progress=False)
+
+
+def channels(path: Path) -> Iterator[dict[str, Any]]:
+    yield {"eeg": np.zeros((int(path.read_text()), 5), np.float32)}
+
+
+def test_files_whose_items_differ_in_shape_are_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name, count in (("a", 11), ("b", 42), ("c", 42)):
+        (tmp_path / f"{name}.txt").write_text(str(count))
+    convert_once(str(tmp_path / "*.txt"), tmp_path, channels)
+    (note,) = caplog.messages
+    assert "eeg differs" in note
+    assert "(11, 5) in a.txt, (42, 5) in 2 inputs (b.txt, c.txt)" in note
