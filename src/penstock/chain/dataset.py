@@ -1,5 +1,6 @@
 """`open(x)` and the verbs that follow: choose items, order them, change them, batch them, load them."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,13 +17,14 @@ from penstock.core.seeds import check_seed
 from penstock.core.text import count
 from penstock.feed.loader import Loader
 from penstock.feed.pad import Pad
-from penstock.observe.storage.advise import default_order
+from penstock.observe.storage.advise import default_order, default_windows
 from penstock.plan.balanced import Balanced
 from penstock.plan.batch_plan import BatchPlan
+from penstock.plan.costs import estimate_costs
 from penstock.plan.epoch import Tail
 from penstock.plan.lengths.batches import Bucketed, TokenBudget
 from penstock.plan.lengths.packed import Packed
-from penstock.plan.orders import Sequential, WindowShuffle
+from penstock.plan.orders import Sequential, Shuffle, WindowShuffle
 from penstock.plan.plan import Plan
 from penstock.recipes.mixture.mixture import Mixture
 from penstock.source.find_source import open_source, pass_options
@@ -31,6 +33,8 @@ from penstock.source.select.selectable import Selectable, Take, check_fields, se
 from penstock.transform.compose import Compose, as_transform
 
 __all__ = ["Dataset", "open"]
+
+_LOG = logging.getLogger("penstock")
 
 
 def open(what: Any, **options: Any) -> "Dataset":  # noqa: A001  # `ps.open`, as in other libraries
@@ -129,8 +133,9 @@ class Dataset:
         Parameters
         ----------
         window
-            Chunks whose items are mixed in memory, as in `WindowShuffle`. None: `Shuffle`, or windows of up to 256 MB
-            if the items are compressed or remote, so that only whole chunks are cheap to read.
+            Chunks whose items are mixed in memory, as in `WindowShuffle`; a chunk of shards is a shard, unless `open`
+            was given `chunk_items`. None: `Shuffle`, or windows of up to 256 MB if chunks must be decoded as a whole,
+            such as compressed ones. The order is the same at a path and at a URL.
         """
         if self.ordering is not None and self.ordering.verb == "mix" and window is None:
             return replace(self, seed=check_seed(seed))
@@ -230,7 +235,10 @@ class Dataset:
         if self.batching is not None and self.batching.collate is not None:
             options = {"collate": self.batching.collate, **options}
         options = {"num_workers": num_workers, **options}
-        return pass_options(Loader, options, self.source, self.plan, transform=self.transform)
+        loader = pass_options(Loader, options, self.source, self.plan, transform=self.transform)
+        if self.ordering == _Ordering("shuffle", None):
+            _log_requests(self.source, loader.plan)
+        return loader
 
     # -- what it is not: what users of other libraries try, and torch's DataLoader would take --------------------------
 
@@ -323,6 +331,27 @@ class Dataset:
             )
         if "map" in stages and self.steps:
             raise PlanError(f"{verb}() must not follow map(): it chooses what is read, before that. Call it first.")
+
+
+def _log_requests(source: Source, plan: BatchPlan) -> None:
+    """Say what a full shuffle costs at a URL, if windows of chunks cost less."""
+    if getattr(source, "is_remote", False) is not True or not isinstance(plan, Plan) or plan.order != Shuffle():
+        return
+    windows = default_windows(source)
+    n_bytes = getattr(source, "stored_bytes", None) or 0
+    each, fewer = (
+        estimate_costs(replace(plan, order=order).passes, 0, stored_bytes=n_bytes, cache_bytes=0).first.requests
+        for order in (plan.order, windows)
+    )
+    if 2 * fewer <= each:
+        _LOG.warning(
+            "A full shuffle takes items one by one: about %s from the URL in each epoch without a cache, of zarr "
+            "for whole chunks. shuffle(seed, window=%s) takes about %s, and holds %s of %s in memory%s. It is another "
+            "order; both are the same at a path and at a URL.",
+            count(each, "request"), windows.window, f"{fewer:,}", count(windows.window, "chunk"),
+            count(source.index.usual_chunk, "item"),
+            "" if windows.held else "; chunk_items=64 in open() makes smaller chunks of shards",
+        )  # fmt: skip
 
 
 _BATCHES = ("batch", "bucket", "budget", "pack")

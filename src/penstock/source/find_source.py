@@ -29,7 +29,7 @@ from penstock.source.stored.npy import map_npy
 from penstock.source.stored.source import ZarrSource
 from penstock.source.table.find_parts import TABLE_EXTENSIONS
 from penstock.source.table.source import TableSource
-from penstock.source.tar.source import STRETCH_ITEMS, TarSource
+from penstock.source.tar.source import TarSource
 from penstock.source.volume.array import VolumeArray
 from penstock.source.volume.attributes import read_ome
 from penstock.source.volume.ngff import Multiscale
@@ -147,7 +147,7 @@ def _open_place(where: str, options: dict[str, Any]) -> Source:
     if not is_remote:
         _refuse_other_files(path, inside)
         _refuse_unread(path)
-    return _open_shards(where, options)
+    return pass_options(TarSource, options, where)
 
 
 def _names_store(part: str) -> bool:
@@ -245,12 +245,6 @@ def _map_npy(path: str) -> Any:
         raise _make_missing_error(Path(path)) from error
     except OSError as error:
         raise SourceError(f"Could not read {path} as an npy file: {cause(error)}") from error
-
-
-def _open_shards(where: str, options: dict[str, Any]) -> TarSource:
-    # At a URL, few items are fetched together; a whole shard is the chunk of a local one.
-    chunk = {"chunk_items": STRETCH_ITEMS} if is_url(where) else {}
-    return pass_options(TarSource, {**chunk, **options}, where)
 
 
 def _open_zarr(where: str, options: dict[str, Any]) -> Source:

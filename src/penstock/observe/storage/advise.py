@@ -15,7 +15,15 @@ from penstock.observe.storage.measure import StorageSpeed
 from penstock.plan.orders import Shuffle, WindowShuffle, shuffle_within
 from penstock.plan.plan import Plan
 
-__all__ = ["OrderAdvice", "StoredDataset", "WindowRoom", "advise_order", "default_order", "delivered_bytes"]
+__all__ = [
+    "OrderAdvice",
+    "StoredDataset",
+    "WindowRoom",
+    "advise_order",
+    "default_order",
+    "default_windows",
+    "delivered_bytes",
+]
 
 _FAST_SHUFFLE = 0.7  # of the speed in sequence; no window mixes as well
 _FAST_CHUNK = 0.9
@@ -215,15 +223,17 @@ def _format_fraction(fraction: float) -> str:
 
 
 def default_order(source: Source) -> Shuffle | WindowShuffle:
-    """Return the shuffle that fits a source, by the source alone: nothing is measured, so every machine has the same.
+    """Return the shuffle that fits a source, by its data alone: the same on every machine, at a path and at a URL.
 
-    `Shuffle` if any item is cheap to read; windows of whole chunks for compressed and remote items. A window has at
-    most 256 MB, and then it is held in memory; a chunk that is larger is not held.
+    `Shuffle` if each item is stored by itself; windows of chunks if these must be decoded as a whole.
     """
-    index, is_remote = source.index, getattr(source, "is_remote", False) is True
-    is_whole = getattr(source, "reads_whole_chunks", False) is True and index.largest_chunk > 1
-    if not is_remote and not is_whole:
-        return Shuffle()
+    is_whole = getattr(source, "reads_whole_chunks", False) is True and source.index.largest_chunk > 1
+    return default_windows(source) if is_whole else Shuffle()
+
+
+def default_windows(source: Source) -> WindowShuffle:
+    """Return windows of chunks of at most 256 MB, which are held in memory; a chunk that is larger is not held."""
+    index = source.index
     return WindowRoom().fit_window(index.n_chunks, max(1, index.usual_chunk), delivered_bytes(source) or _ITEM_BYTES)
 
 

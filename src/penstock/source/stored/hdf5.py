@@ -172,6 +172,10 @@ class Hdf5Array:
         places = self._find_places()
         return 1 if places is not None and not places.counts else self.chunk_rows
 
+    def decodes_chunks(self, selection: Selection) -> bool:
+        """Return whether the dataset is chunked, with several rows in a chunk."""
+        return self.piece_rows(selection) > 1
+
     def _find_places(self) -> "Hdf5Places | None":
         """Return where values lie in the file that this process has open; None if that is not known.
 

@@ -132,6 +132,10 @@ class NpyArray:
         """Return how many rows can only be given back together: each row has its own bytes."""
         return 1
 
+    def decodes_chunks(self, _: Selection) -> bool:
+        """Return False: each row has its own bytes."""
+        return False
+
     @property
     def stored_bytes(self) -> int:
         """Bytes of the file."""

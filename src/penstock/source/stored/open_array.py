@@ -88,6 +88,10 @@ class StoredArray(Protocol):
         """Return how many rows, from a multiple of this number on, can only be given back together."""
         ...
 
+    def decodes_chunks(self, selection: Selection) -> bool:
+        """Return whether a row is decoded with its whole chunk: a fact of the data, the same at any place."""
+        ...
+
     @property
     def stored_bytes(self) -> int | None:
         """Bytes of the files or objects that hold the array; None if not known."""

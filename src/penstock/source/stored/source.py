@@ -210,9 +210,8 @@ class ZarrSource(Selectable, RemoteParts):
 
     @property
     def reads_whole_chunks(self) -> bool:
-        """Whether the chunks of an array are compressed, or cannot be read in part for another reason."""
-        pieces = [array.piece_rows(each) for array, selections in self._group_by_array() for each in selections]
-        return max(pieces) > 1
+        """Whether the chunks of an array are compressed, or have no rows that lie alone for another reason."""
+        return any(array.decodes_chunks(each) for array, found in self._group_by_array() for each in found)
 
     def _find_largest(self) -> list[str]:
         """Return the fields of one length that hold most values."""

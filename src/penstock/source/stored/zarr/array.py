@@ -284,10 +284,18 @@ class ZarrArray:
         """Return how many rows can only be given back together: those of a chunk, unless rows are read alone."""
         return 1 if self._is_read_by_row(selection) and self.record.checksums is None else self.layout.chunks[0]
 
+    def decodes_chunks(self, selection: Selection) -> bool:
+        """Return whether rows are compressed together, cut into several chunks, or covered by one checksum."""
+        is_whole = self.record.checksums is not None or not self._has_rows(selection)
+        return is_whole and self.layout.chunks[0] > 1
+
     def _is_read_by_row(self, selection: Selection) -> bool:
+        return self.folder.remote is None and self._has_rows(selection)  # what is remote is read in whole chunks
+
+    def _has_rows(self, selection: Selection) -> bool:
+        """Return whether the selected part of each row lies alone, and plain, in its chunk."""
         columns = zip(selection, self.layout.chunks[1:], strict=True)
-        is_plain = self.layout.codec.is_plain and self.folder.remote is None  # what is remote is read in whole chunks
-        return is_plain and all((a % size, b - a) == (0, size) for (a, b), size in columns)
+        return self.layout.codec.is_plain and all((a % size, b - a) == (0, size) for (a, b), size in columns)
 
     @cached_property
     def stored_bytes(self) -> int:

@@ -168,6 +168,10 @@ class ZarrPythonArray:
         """Return how many rows can only be given back together: those of a file."""
         return self.file_shape[0]
 
+    def decodes_chunks(self, _: Selection) -> bool:
+        """Return whether chunks have several rows: zarr-python reads whole chunks."""
+        return self.file_shape[0] > 1
+
     @cached_property
     def stored_bytes(self) -> int | None:
         """Bytes of the chunk files, estimated from some of them if there are many; None if they are not known."""
@@ -187,9 +191,8 @@ class ZarrPythonArray:
         self._open.pop(os.getpid(), None)
 
     def fingerprint_bytes(self) -> bytes:
-        """Return the beginning of the first row; nothing for a URL, so that opening reads no data over a network."""
-        n_rows = 0 if self.folder.remote is not None else min(1, self.shape[0])
-        row = allocate((n_rows, *self.shape[1:]), self.dtype, f"the first row of {self.folder}")
+        """Return the beginning of the first row."""
+        row = allocate((min(1, self.shape[0]), *self.shape[1:]), self.dtype, f"the first row of {self.folder}")
         if row.size:
             self._read(0, 1, tuple((0, size) for size in self.shape[1:]), row)
         return row.tobytes()[:1024]
