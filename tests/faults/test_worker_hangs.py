@@ -1,5 +1,8 @@
 """A draw that hangs or fails is named, and neither errors nor closing wait for other workers."""
 
+import importlib
+import logging
+import sys
 import threading
 import time
 from contextlib import ExitStack
@@ -21,6 +24,7 @@ from penstock_test_parts import (
 )
 
 from penstock import RunOptions
+from penstock.run.processes import executor, process
 from tests.faults.loaders import FORK, PERSISTENT, PLAN, THREADS, make_loader, run_epoch
 
 
@@ -52,6 +56,62 @@ def test_a_hanging_transform_is_a_worker_error_that_names_the_items(executor: An
     assert str(planned_items(PLAN)[bad]) in end
     assert found == planned_items(PLAN)[:bad]
     assert seconds < 120
+
+
+GATE = threading.Event()
+MODULE = "penstock_module_that_takes_long"
+
+
+def import_in_a_thread(folder: str) -> None:
+    """Let a thread be in the middle of an import until the gate opens."""
+    Path(folder, f"{MODULE}.py").write_text(f"from {__name__} import GATE\nGATE.wait(100)\n")
+    sys.path.insert(0, folder)
+    threading.Thread(target=importlib.import_module, args=(MODULE,), daemon=True).start()
+    assert eventually(lambda: MODULE in sys.modules)
+
+
+def import_it(*_: Any) -> Any:
+    importlib.import_module(MODULE)
+    return _[0]
+
+
+def begin_during_an_import(folder: str) -> list[list[int]]:
+    import_in_a_thread(folder)
+    threading.Timer(0.5, GATE.set).start()
+    return run_epoch(FORK, import_it)[0]
+
+
+def test_workers_are_forked_when_no_other_thread_is_importing(tmp_path: Path) -> None:
+    assert run_isolated(begin_during_an_import, str(tmp_path)) == planned_items(PLAN)
+
+
+class OpenGate(logging.Handler):
+    """Lets the import end when the log says that a worker is replaced."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "did not get as far as its first batch" in record.getMessage():
+            GATE.set()
+
+
+def begin_with_a_lock(folder: str, is_released: bool) -> tuple[list[list[int]], str]:
+    """Fork workers that wait for an import of another thread, which ends when one was replaced, or never."""
+    process._IMPORT_SECONDS, executor._FIRST_SECONDS = 0.1, 1.0
+    import_in_a_thread(folder)
+    if is_released:
+        logging.getLogger("penstock").addHandler(OpenGate())
+    options = RunOptions(executor="processes", start_method="fork", worker_init=import_it)
+    return run_epoch(options, None)[:2]
+
+
+def test_a_forked_worker_that_waits_for_a_lock_is_replaced(tmp_path: Path) -> None:
+    assert run_isolated(begin_with_a_lock, str(tmp_path), True) == (planned_items(PLAN), "the end")
+
+
+def test_a_forked_worker_that_never_starts_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    found, end = run_isolated(begin_with_a_lock, str(tmp_path), False)
+    assert found == []
+    assert "did not get as far as its first batch within 4 s, nor did those before it" in end
+    assert "Use start_method='forkserver'" in end
 
 
 def consume_slowly(options: RunOptions) -> list[list[int]]:

@@ -8,10 +8,13 @@ Small batches are requested and made many at a time. Answers may come in any ord
 3. A worker dies: another one takes its place and its requests. If one batch kills two workers, WorkerError names it.
 4. A worker dies or fails while it starts: WorkerError says how, at once unless a signal killed it.
 5. A draw takes longer than the timeout: WorkerError, naming the draw.
+6. A forked worker does not get as far as its first batch within a minute: another one takes its place, which gets twice
+   the time; then WorkerError.
 """
 
 import heapq
 import logging
+import math
 import os
 import threading
 import time
@@ -35,6 +38,7 @@ __all__ = ["run_in_processes"]
 _LOG = logging.getLogger("penstock")
 _MAX_REQUESTS = 32  # that a worker has not answered: their bytes fit into its pipe
 _MAX_DEATHS = 2  # of workers by one batch
+_FIRST_SECONDS, _MAX_STUCK = 60.0, 3  # that a forked worker may take to start, and how many may take longer
 _MAX_START_DEATHS = 10  # of workers that a signal kills while they start, one after the other
 
 
@@ -72,6 +76,8 @@ class _Run:
         """Requests sent and not delivered."""
         self._deaths: Counter[int] = Counter()
         self._start_deaths = 0
+        self._stuck: Counter[int] = Counter()
+        """How many workers of each number were stuck while they started."""
         self._ring: Ring | None = None
         """Where the slots of its requests are; None before the workers start and after the end."""
         self._is_stopped = False
@@ -192,9 +198,13 @@ class _Run:
         workers = list(self._pool.workers)
         pipes: list[Any] = [worker.pipe for worker in workers]
         sentinels: list[Any] = [worker.sentinel for worker in workers]
-        until = deadline if self._quiet_until is None else self._quiet_until
-        remaining = None if until is None else max(0.0, until - time.monotonic())
+        stuck_at = [worker.stuck_at(_FIRST_SECONDS * 2 ** self._stuck[worker.number]) for worker in workers]
+        until = min(math.inf if at is None else at for at in (deadline, self._quiet_until, *stuck_at))
+        remaining = None if until == math.inf else max(0.0, until - time.monotonic())
         ready = wait([*pipes, *sentinels, self._wake_pipe[0]], remaining)
+        if not ready and until in stuck_at:
+            self._replace_stuck(workers[stuck_at.index(until)])
+            return
         if not ready and self._quiet_until is not None:
             self._quiet_until = None
             self._first_wait.say(f"the first batch of {self._describe_workers()}", self._share.draw(step))
@@ -233,13 +243,27 @@ class _Run:
         else:
             self._results[request.steps[0]] = (request, answer)
 
-    def _replace(self, worker: WorkerProcess) -> None:
+    def _replace_stuck(self, worker: WorkerProcess) -> None:
+        """Replace a worker that is alive and does not start."""
+        if worker.has_started:
+            return
+        seconds = _FIRST_SECONDS * 2 ** self._stuck[worker.number]
+        how = f"Worker {worker.number} did not get as far as its first batch within {seconds:.0f} s"
+        self._stuck[worker.number] += 1
+        if self._stuck[worker.number] >= _MAX_STUCK:
+            raise WorkerError(
+                f"{how}, nor did those before it. A process that is forked while other threads run may wait for ever "
+                "for a lock that one of them held. Use start_method='forkserver'."
+            )
+        self._replace(worker, how)
+
+    def _replace(self, worker: WorkerProcess, how: str = "") -> None:
         """Start another worker in the place of a dead one, and request again what it did not answer."""
         if self._pool.is_over:
             raise SystemExit
         for answer in worker.receive_last():
             self._accept(worker, answer)
-        how, current = worker.describe_end(), worker.current
+        current, how = worker.current, how or worker.describe_end()
         if not worker.has_started:
             self._start_deaths += 1
             if worker.exit_code > 0 or self._start_deaths >= _MAX_START_DEATHS:

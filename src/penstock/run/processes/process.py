@@ -1,14 +1,18 @@
 """One worker process: its pipe, the requests it has not answered, and how it ends."""
 
+import logging
+import math
 import multiprocessing as mp
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
+from types import FrameType
 from typing import Any
 
 from penstock.core.errors import WorkerError
@@ -17,8 +21,11 @@ from penstock.run.processes.messages import Answer, NewPlan, Request, Specificat
 from penstock.run.processes.ring import IDLE, STARTING, Ring
 from penstock.run.processes.worker import WorkerPlace, run_worker
 
-__all__ = ["WorkerProcess", "end_processes"]
+__all__ = ["WorkerProcess", "end_processes", "wait_for_imports"]
 
+_LOG = logging.getLogger("penstock")
+_IMPORT_SECONDS = 10.0
+_IMPORTING = "<frozen importlib._bootstrap>"  # the file of the functions that hold locks of imports
 _GRACE_SECONDS, _TERMINATE_SECONDS = 0.2, 0.3  # Ctrl-C ends a program within a second
 _MAX_STARTS = 10  # of a worker that is killed each time before it has its arguments
 # A worker forked by another thread between the creation of a pipe and the closing of its end would keep it open.
@@ -39,6 +46,7 @@ class WorkerProcess:
         self.number = place.number
         self.requests: dict[int, Request] = {}
         """Requests without an answer, by number, oldest first."""
+        self._asked_at = 0.0
         self.plan = specification.plan
         """The plan that it has."""
         self.method = specification.method
@@ -91,6 +99,14 @@ class WorkerProcess:
         """Whether it got as far as its first request."""
         return bool(self._board[0] != STARTING)
 
+    def stuck_at(self, seconds: float) -> float:
+        """Return when it counts as stuck if it does not start within `seconds` of its first request.
+
+        Infinity, unless it is forked: it may then wait for ever for a lock that another thread of its parent held.
+        """
+        is_waited_for = self.method == "fork" and self.requests and not self.has_started
+        return self._asked_at + seconds if is_waited_for else math.inf
+
     @property
     def current(self) -> Request | None:
         """The request that it works on."""
@@ -105,6 +121,8 @@ class WorkerProcess:
             self.pipe.send(request)
         except ConnectionError:
             return False
+        if not self.requests:
+            self._asked_at = time.monotonic()
         self.requests[request.number] = request
         return True
 
@@ -188,6 +206,31 @@ def end_processes(processes: list[WorkerProcess]) -> None:
     finally:
         for process in own:
             process._close()
+
+
+def wait_for_imports() -> None:
+    """Wait until no other thread is importing: a forked process that needs the same module would wait for ever."""
+    deadline = time.monotonic() + _IMPORT_SECONDS
+    while (thread := _find_importing_thread()) is not None:
+        if time.monotonic() > deadline:
+            _LOG.warning(
+                "Thread %s has been importing for %.0f s. A worker that is forked now, and needs what it imports, may "
+                "wait for ever. Use start_method='forkserver', or start the loader afterwards.",
+                thread, _IMPORT_SECONDS,
+            )  # fmt: skip
+            return
+        time.sleep(0.005)
+
+
+def _find_importing_thread() -> int | None:
+    """Return the number of another thread that is in the middle of an import."""
+    for thread, innermost in sys._current_frames().items():
+        frame: FrameType | None = innermost if thread != threading.get_ident() else None
+        while frame is not None:
+            if frame.f_code.co_filename == _IMPORTING:
+                return thread
+            frame = frame.f_back
+    return None
 
 
 def _wait_for(processes: list[WorkerProcess], seconds: float) -> None:

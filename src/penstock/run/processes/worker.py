@@ -100,6 +100,7 @@ class _Worker:
 
     def run(self) -> None:
         number = 2 * self._place.number
+        # The board says STARTING until the draws of the first request are worked out.
         try:
             opened = self._open()
             plan, world, self._maker = opened.plan, opened.world, opened.maker
@@ -108,7 +109,6 @@ class _Worker:
             self._pipe.send(Answer(0, None, RemoteError.of(error), []))
             return
         while True:
-            self._board[number] = IDLE
             request = self._receive()
             if request is None:
                 return
@@ -119,8 +119,8 @@ class _Worker:
             if request.number < self._board[number + 1]:
                 self._pipe.send(Answer(request.number, None, None, []))
                 continue
-            self._board[number] = request.number
             self._pipe.send(self._answer(request, plan, world))
+            self._board[number] = IDLE
 
     def _open(self) -> Specification:
         found = self._specification.unpickle()
@@ -145,6 +145,7 @@ class _Worker:
         error: BaseException | None = None
         try:
             draws = self._draws.get(self._draws.share_of(plan, world, request.start), request.steps)
+            self._board[2 * self._place.number] = request.number
             self._find_read_ahead(plan, world, request.start).advance(request.steps[0], len(request.steps))
             for result in self._maker.make_batches(draws, lambda *stage: records.append(stage), lend):
                 if isinstance(result, Failure):
