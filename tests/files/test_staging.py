@@ -221,6 +221,25 @@ def test_killed_while_it_starts_over_nothing_of_the_discarded_write_is_published
             assert not writer.staging.folder.exists()
 
 
+@pytest.mark.parametrize("before", ["", "old"])
+@pytest.mark.parametrize("name", VERSIONS["new"])
+def test_a_file_that_somebody_removed_before_it_was_published_stops_the_publication(
+    name: str, before: str, tmp_path: Path
+) -> None:
+    case = Case(tmp_path, "files", before)
+    killed = [writer for at in range(1, case.ticks + 1) if (writer := case.killed(at)).staging.commit.exists()]
+    prepared = [writer for writer in killed if (writer.staging.folder / name).exists()]
+    # The last one that is killed has moved the old version away; only what that one did not have is missed then.
+    for writer in (prepared[0], prepared[-1]) if name in "de" else prepared[:1]:
+        (writer.staging.folder / name).unlink()
+        found = writer.read()
+        with pytest.raises(WriteError, match=rf"writing/{name} was removed by somebody .*Start over with resume=False"):
+            writer.write("new", resume=True)
+        assert writer.read() == found
+        writer.write("new")
+        assert writer.read() == "new"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("function", ["fsync", "replace", "mkdir"])
 def test_errors_of_the_file_system_name_the_place_and_resuming_completes_it(

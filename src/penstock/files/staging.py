@@ -116,9 +116,16 @@ class Staging:
 
         Idempotent: after a kill in between, it completes the publication.
         """
-        place = self.target.parent
+        place, names = self.target.parent, list(names)
+        is_begun = not os.path.lexists(self.target)  # only then can files of this write be at their place
+        for name in names:
+            if not (os.path.lexists(self.folder / name) or (is_begun and os.path.lexists(place / name))):
+                raise WriteError(
+                    f"{self.folder / name} was removed by somebody before it was published. Start over with "
+                    "resume=False."
+                )
         with self._name_place_in_errors(" Continue with resume=True."):
-            if os.path.lexists(self.target):
+            if not is_begun:
                 _remove(self.replaced)
                 self.target.replace(self.replaced)  # from here on, nothing is published until the commit is in place
                 sync(place)
