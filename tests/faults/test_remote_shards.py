@@ -11,10 +11,11 @@ from penstock_faulty_store import serve_folder
 from penstock_remote import Endpoint
 from penstock_test_shards import ALL, SECOND, damage_of, facts, flip_member, read_quarantine
 
-from penstock import DamageError, ReadError, TarSource
+from penstock import DamageError, ReadError, TarSource, create_shards_from_arrays
 from penstock.files.spans.folder import CacheFolder
 from penstock.files.spans.span import StoredSpan
 from penstock.files.stores.options import StoreOptions
+from penstock.shard.index_tars import index_archives
 
 originals, folder, packed = penstock_test_shards.originals, penstock_test_shards.folder, penstock_test_shards.packed
 
@@ -54,6 +55,20 @@ def test_a_web_server_lists_nothing_so_a_missing_shard_is_noticed_by_its_reader(
     error = damage_of(source)
     assert (error.shard, error.item) == (SECOND, 2)
     assert "could not be opened" in error.reason
+
+
+def test_the_shard_that_fails_is_named_though_another_name_is_within_its_own(tmp_path: Path) -> None:
+    for name in ("1.tar", "11.tar"):
+        create_shards_from_arrays(tmp_path / "written" / name, {"x": np.arange(3)})
+        shutil.copy(tmp_path / "written" / name / "shard_000000.tar", tmp_path / name)
+    index_archives(tmp_path)
+    with serve_folder(tmp_path) as server:
+        source = TarSource(server.url, store=StoreOptions(retries=0))
+        source.take(np.array([0, 4, 5]))
+        source.close()
+        server.fault = lambda path: 403 if path.endswith("/11.tar") else None
+        with pytest.raises(ReadError, match=r"Could not read item 4 in 11\.tar: .*/11\.tar: the server answered 403"):
+            source.take(np.array([0, 4, 5]))
 
 
 @pytest.mark.parametrize("name", ["dataset_metadata.json", f"{SECOND}.index"])

@@ -261,8 +261,9 @@ def test_an_error_goes_to_those_who_wait_and_the_next_read_tries_again() -> None
         downloads.prepare(server, [Span("bad", 0, 10)])
         _wait_until(lambda: not downloads._entries)
         for _ in range(2):
-            with pytest.raises(ReadError, match="bad failed"):
-                downloads.get(server, [Span("good", 0, 10), Span("bad", 0, 10)])
+            good, bad = downloads.get(server, [Span("good", 0, 10), Span("bad", 0, 10)])[0]
+            np.testing.assert_array_equal(good, np.arange(10))
+            assert (type(bad), str(bad)) == (ReadError, "bad failed")
         server.fails = lambda _: None
         np.testing.assert_array_equal(downloads.get(server, [Span("bad", 0, 10)])[0][0], np.arange(10))
 
@@ -273,8 +274,7 @@ def test_that_an_object_is_missing_is_asked_for_once() -> None:
     with _open(server) as downloads:
         downloads.prepare(server, [Span("none", 0, WHOLE)])
         _wait_until(lambda: len(server.requests) == 1 and not server.n_busy)
-        with pytest.raises(FileNotFoundError, match="none"):
-            downloads.get(server, [Span("none", 0, WHOLE)])
+        assert isinstance(downloads.get(server, [Span("none", 0, WHOLE)])[0][0], FileNotFoundError)
         assert len(server.requests) == 1
         assert not downloads._entries
         assert downloads._held_bytes == 0
@@ -284,20 +284,17 @@ def test_closing_ends_a_reader_that_waits() -> None:
     server = _Server()
     server.gate.clear()
     downloads = Downloads(connections=2, memory_bytes=1 << 20)
-    errors: list[Exception] = []
+    errors: list[object] = []
 
     def read() -> None:
-        try:
-            downloads.get(server, _spans(1))
-        except ReadError as error:
-            errors.append(error)
+        errors.extend(downloads.get(server, _spans(1))[0])
 
     reader = threading.Thread(target=read)
     reader.start()
     _wait_until(lambda: len(server.requests) == 1)
     downloads.close(server)
     reader.join(_SECONDS)
-    assert len(errors) == 1
+    assert [type(error) for error in errors] == [ReadError]
     server.gate.set()
     _wait_until(lambda: not server.n_busy)
     with pytest.raises(ReadError, match="closed"):

@@ -80,8 +80,8 @@ class Downloads:
                     self._add(owner, span, self._queue)
             self._go_on()
 
-    def get(self, owner: Owner, spans: Sequence[Span]) -> tuple[list[Bytes], int, int]:
-        """Return the bytes of spans, how many of them were read before, and how many had to be waited for."""
+    def get(self, owner: Owner, spans: Sequence[Span]) -> tuple[list[Bytes | BaseException], int, int]:
+        """Return the bytes or the error of each span, how many were read before, and how many had to be waited for."""
         with self._lock:
             self._check_open(owner)
             n_used = sum((owner, span) in self._used for span in spans)
@@ -148,12 +148,12 @@ class Downloads:
         reader.n_missing += not entry.is_over
         return entry
 
-    def _use(self, entry: Entry) -> Bytes:
+    def _use(self, entry: Entry) -> Bytes | BaseException:
         if entry.error is not None:
             self._drop(entry)
-            raise entry.error
+            return entry.error
         if entry.content is None:
-            raise ReadError(f"The remote folder of {entry.span.key!r} was closed while it was read.")
+            return ReadError(f"The remote folder of {entry.span.key!r} was closed while it was read.")
         if self._entries.get(entry.key) is entry:
             self._used[entry.key] = entry
             self._used.move_to_end(entry.key)

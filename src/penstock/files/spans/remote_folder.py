@@ -141,13 +141,25 @@ class RemoteFolder:
 
     def get(self, spans: Sequence[Span]) -> list[_Bytes]:
         """Return the bytes of spans, which must not be written to; those that are not there yet are waited for."""
+        found = []
+        for each in self.get_each(spans):
+            if isinstance(each, BaseException):
+                raise each
+            found.append(each)
+        return found
+
+    def get_each(self, spans: Sequence[Span]) -> list[_Bytes | BaseException]:
+        """Do as `get`, but return the error of a span in its place."""
         while True:
             process = self._open()
             try:
-                return process.get(spans)
+                found = process.get(spans)
             except ReadError:
-                if self._process is process:  # otherwise, another thread has closed it meanwhile
+                if self._process is process:
                     raise
+                continue
+            if self._process is process or not any(isinstance(each, ReadError) for each in found):
+                return found  # otherwise, another thread has closed it meanwhile
 
     def prepare(self, spans: Sequence[Span]) -> int:
         """Fetch spans ahead of use, in this order, without waiting; return the bytes that were not asked for before."""
@@ -251,8 +263,8 @@ class _Process(Owner):
                 waited_seconds=self._waited_seconds,
             )
 
-    def get(self, spans: Sequence[Span]) -> list[_Bytes]:
-        found: list[_Bytes | None] = [self._read_cached(span) for span in spans]
+    def get(self, spans: Sequence[Span]) -> list[_Bytes | BaseException]:
+        found: list[_Bytes | BaseException | None] = [self._read_cached(span) for span in spans]
         places = sorted((place for place, content in enumerate(found) if content is None), key=spans.__getitem__)
         n_used, n_missing, began = 0, 0, time.perf_counter()
         if places:

@@ -228,17 +228,17 @@ class RemoteEngine:
         """Return spans in memory, given the first item of each."""
         shards = [wanted.opened[number] for number in wanted.shards.tolist()]
         plain = [span for shard, span in zip(shards, spans, strict=True) if shard.is_plain and span.begin < span.end]
-        try:
-            contents = dict(zip(plain, self._archives.get(plain), strict=True)) if plain else {}
-            return [
-                OpenSpan(shard, span.begin, contents.get(span, _NOTHING))
-                if shard.is_plain
-                else OpenSpan(shard, 0, self._decompress(shard))
-                for shard, span in zip(shards, spans, strict=True)
-            ]
-        except ReadError as error:
-            failed = next((place for place, span in enumerate(spans) if span.key in str(error)), 0)
-            raise _name_item(error, spans[failed].key, int(wanted.items[failed])) from error
+        contents = dict(zip(plain, self._archives.get_each(plain), strict=True)) if plain else {}
+        found = []
+        for shard, span, item in zip(shards, spans, wanted.items.tolist(), strict=True):
+            try:
+                content = contents.get(span, _NOTHING) if shard.is_plain else self._decompress(shard)
+                if isinstance(content, BaseException):
+                    raise content
+            except ReadError as error:
+                raise _name_item(error, span.key, item) from error
+            found.append(OpenSpan(shard, span.begin if shard.is_plain else 0, content))
+        return found
 
     def _decompress(self, shard: RemoteShard) -> NDArray[np.uint8]:
         def load() -> NDArray[np.uint8]:
