@@ -88,8 +88,6 @@ def has_varying_arrays(source: Source, name: str) -> bool:
         return False
     narrow: Source = source.with_fields([stored]) if hasattr(source, "with_fields") else source
     first = narrow.take(np.zeros(1, np.int64))[stored][0]
-    if narrow is not source:
-        narrow.close()
     if is_unnamed:
         first = first.get(name) if isinstance(first, Mapping) else None
     return not isinstance(first, str | bytes) and np.ndim(first) > 0
@@ -128,8 +126,6 @@ def _measure(source: Source, by: str) -> Lengths:
         block = only.read(span)
         column = block[by] if by in block else [_find_value(item, by, source) for item in block[UNNAMED]]
         found[span.start : span.stop] = _column_lengths(column, by, span.start)
-    if only is not source:
-        only.close()
     return Lengths(found)
 
 

@@ -17,6 +17,7 @@ from penstock import DamageError, OptionError, Source, SourceError, Span, TarSou
 from penstock.files.spans.remote_folder import RemoteFolder
 from penstock.files.stores.protocol import ObjectInfo
 from penstock.shard.index_tars import index_archives
+from penstock.source.lengths import has_varying_arrays, item_lengths
 from tests.source.tar import test_others, test_source
 
 KINDS = {**test_source.KINDS, **test_others.KINDS}
@@ -97,6 +98,32 @@ def test_a_source_says_what_it_has_transferred(tmp_path: Path, s3: Endpoint) -> 
     assert (local.is_remote, local.cache_bytes, local.url, local.transfers) == (False, 0, None, None)
     assert local.stored_bytes == source.stored_bytes
     assert repr(source) == f"TarSource('{source.url}', 23 items of x, y, metadata)"
+
+
+@pytest.mark.parametrize(
+    "look_up",
+    [
+        lambda source: source.where("trial >= 0"),
+        lambda source: source.columns("trial"),
+        lambda source: source.column_names,
+        lambda source: item_lengths(source, by="x"),
+        lambda source: has_varying_arrays(source, "x"),
+        lambda source: source.axis_lengths("x"),
+    ],
+    ids=["where", "columns", "column_names", "item_lengths", "has_varying_arrays", "axis_lengths"],
+)
+def test_a_look_up_drops_nothing_that_was_fetched(
+    look_up: Callable[[TarSource], Any], tmp_path: Path, s3: Endpoint
+) -> None:
+    samples = [{"x": np.arange(number + 1), "y": np.arange(3)} for number in range(9)]
+    write(tmp_path / "set", samples, [{"trial": number} for number in range(9)], shard_size=4)
+    there = copy_to(s3, tmp_path / "set")
+    source = TarSource(str(there.url), store=s3.options)
+    items = np.arange(9)
+    source.take(items)  # in memory until it is released
+    look_up(source)
+    s3.break_requests({"kind": "status", "status": 403})
+    assert [len(x) for x in source.take(items)["x"]] == list(range(1, 10))
 
 
 def test_the_first_batch_takes_at_most_five_round_trips(tmp_path: Path, s3: Endpoint) -> None:

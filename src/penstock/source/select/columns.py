@@ -51,13 +51,9 @@ def read_columns(source: Source, names: Sequence[str]) -> dict[str, NDArray[Any]
     narrow = _narrow(source, list(dict.fromkeys(field for field, _ in places.values())))
     blocks: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
     texts: dict[str, str] = {}  # one object for each text, however often it comes
-    try:
-        for start, block in _read_blocks(narrow):
-            for name, (field, keys) in places.items():
-                blocks[name].append(_read_values(block[field], name, keys, start, texts))
-    finally:
-        if narrow is not source:
-            narrow.close()
+    for start, block in _read_blocks(narrow):
+        for name, (field, keys) in places.items():
+            blocks[name].append(_read_values(block[field], name, keys, start, texts))
     columns = {name: _join_blocks(parts) for name, parts in blocks.items()}
     for name, (field, keys) in places.items():
         if keys:
@@ -89,7 +85,7 @@ def _readable_fields(source: Source) -> Mapping[str, Field]:
 
 
 def _narrow(source: Source, fields: list[str]) -> Source:
-    """Return a source of these fields alone, if `source` can read them alone."""
+    """Return a source of these fields alone, if `source` can read them alone. It shares what `source` has open."""
     if list(source.fields) == fields or not hasattr(source, "with_fields"):
         return source
     narrow: Source = source.with_fields(fields)
@@ -178,10 +174,7 @@ def _look_at(source: Source, names: list[str]) -> dict[str, list[Any]]:
     if not names or not len(source.index):
         return {}
     items = np.unique(np.linspace(0, len(source.index) - 1, _LOOKED_AT).astype(np.int64))
-    narrow = _narrow(source, names)
-    block = narrow.take(items)
-    if narrow is not source:
-        narrow.close()
+    block = _narrow(source, names).take(items)
     return {name: block[name].tolist() for name in names}
 
 

@@ -159,7 +159,6 @@ class TarSource(Selectable, RemoteParts):
         """Return the length of a 1-D field in every item, by the side indexes alone; None if they do not tell it."""
         only = self.with_fields([name])
         first = only.take(np.zeros(1, np.int64))[name][0] if len(self.index) else None
-        only.close()
         is_flat = isinstance(first, np.ndarray) and first.ndim == 1
         return read_axis_lengths(only._spec, name) if is_flat else None
 
