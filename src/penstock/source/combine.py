@@ -85,9 +85,9 @@ class Concat(Selectable, Wrapper):
         return add_up([call_prepare(source, its_items) for source, its_items in self._split(items)])
 
     def release(self, items: _Int64s) -> None:
-        """Give the pages of items back to the system, as far as the sources do."""
+        """Give the pages of items back to the system, as far as the sources do; only what is remote, if a part is."""
         for source, its_items in self._split(items):
-            call_release(source, its_items)
+            call_release(source, its_items, only_remote=self.is_remote)
 
     def with_fields(self, fields: Sequence[str]) -> "Concat":
         """Return a source of the same items with these fields alone."""

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from penstock.core.protocols import Source
 from penstock.source.checks import sum_memory, sum_stored
-from penstock.source.remote_parts import RemoteParts
+from penstock.source.remote_parts import RemoteParts, is_remote_part
 
 __all__ = ["Wrapper", "add_up", "call_prepare", "call_release"]
 
@@ -24,9 +24,9 @@ class Wrapper(RemoteParts):
         return add_up([call_prepare(part, items) for part in self._parts])
 
     def release(self, items: _Int64s) -> None:
-        """Give the pages of items back to the system, as far as the sources do."""
+        """Give the pages of items back to the system, as far as the sources do; only what is remote, if a part is."""
         for part in self._parts:
-            call_release(part, items)
+            call_release(part, items, only_remote=self.is_remote)
 
     @property
     def stored_bytes(self) -> int | None:
@@ -50,8 +50,17 @@ def call_prepare(source: Source, items: _Int64s) -> int | None:
     return 0 if prepare is None else prepare(items)
 
 
-def call_release(source: Source, items: _Int64s) -> None:
-    """Call `release` of a source, if it has it."""
+def call_release(source: Source, items: _Int64s, *, only_remote: bool = False) -> None:
+    """Call `release` of a source, if it has it.
+
+    Parameters
+    ----------
+    only_remote
+        Do nothing for a source of this machine: what was fetched is released after every batch, however little it is,
+        and pages of files would have to be read again in the next epoch.
+    """
+    if only_remote and not is_remote_part(source):
+        return
     release: Callable[[_Int64s], None] | None = getattr(source, "release", None)
     if release is not None:
         release(items)

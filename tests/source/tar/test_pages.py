@@ -12,7 +12,7 @@ from penstock_page_cache import cached_pages, can_be_dropped
 from penstock_test_parts import eventually, run_isolated
 from penstock_test_shards import member_places, write
 
-from penstock import DamageError, TarSource
+from penstock import Concat, DamageError, Loader, Plan, Sequential, Source, TarSource, Zip
 from penstock.source.tar import engine
 
 N_ITEMS, PER_SHARD = 24, 8
@@ -67,6 +67,20 @@ def test_only_the_fields_that_are_read(pages: Pages) -> None:
     source.prepare(np.arange(N_ITEMS))
     assert source.take(np.arange(N_ITEMS))["x"].tolist() == list(range(N_ITEMS))
     assert not any(pages.cached(item)[50:-50].any() for item in range(N_ITEMS))
+
+
+@pytest.mark.parametrize(
+    "join", [Concat, lambda parts: Zip([parts[0].with_fields(["big"]), parts[1].with_fields(["x"])])]
+)
+def test_a_remote_source_beside_it_costs_a_local_one_no_pages(
+    join: Callable[[list[TarSource]], Source], pages: Pages, tmp_path: Path
+) -> None:
+    make_set(tmp_path / "there")
+    source = join([TarSource(pages.folder), TarSource(f"file://{tmp_path / 'there'}")])
+    with Loader(source, Plan(source.index, Sequential(), batch_size=4)) as loader:
+        n_items = sum(len(batch["big"]) for batch in loader)
+    assert n_items == len(source.index)
+    assert all(pages.cached(item).all() for item in range(N_ITEMS))
 
 
 def test_items_are_given_back_after_they_were_read(pages: Pages) -> None:
