@@ -20,7 +20,7 @@ _ENVIRONMENT_KEYS = (
 )
 """Variables by which obstore finds credentials itself."""
 
-PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
+PROXIES = ("AWS_PROXY_URL", "HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
 """Variables that name a proxy."""
 
 NOWHERE = "127.0.0.1:0"
