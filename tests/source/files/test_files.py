@@ -13,7 +13,19 @@ import soundfile
 from penstock_source_suite import Case, ShortSuite
 from PIL import Image
 
-from penstock import ArraySource, FilesSource, Loader, OptionError, Plan, ReadError, RunOptions, Shuffle, SourceError
+from penstock import (
+    ArraySource,
+    FilesSource,
+    Loader,
+    OptionError,
+    Plan,
+    ReadError,
+    RunOptions,
+    Shuffle,
+    SourceError,
+    TarSource,
+)
+from penstock.recipes.webdataset import WebDatasetWriter
 
 N = 9
 
@@ -206,3 +218,21 @@ class TestBadInput:
     def test_arguments(self, table: Path, call: Any, message: str) -> None:
         with pytest.raises((OptionError, ReadError, SourceError), match=message):
             call(table)
+
+
+def test_files_of_a_table_at_a_url_are_remote_as_the_table_is(tmp_path: Path) -> None:
+    for number in range(6):
+        np.save(tmp_path / f"{number}.npy", np.arange(3) + number)
+    with WebDatasetWriter(tmp_path / "table", shard_size=2) as writer:
+        for number in range(6):
+            writer.write_sample({"path": f"{number}.npy"})
+    there = TarSource(f"file://{tmp_path / 'table'}", cache=tmp_path / "cache", cache_bytes=1 << 20)
+    source = FilesSource(there, decode="npy", root=tmp_path)
+    for each in (source, source.with_fields(["array"])):
+        assert (each.is_remote, each.cache_bytes) == (True, 1 << 20)
+        assert [array.tolist() for array in each.take(np.array([4, 1]))["array"]] == [[4, 5, 6], [1, 2, 3]]
+        assert each.transfers is not None
+        assert each.transfers.requests
+        each.release(np.array([4, 1]))
+    local = FilesSource(TarSource(tmp_path / "table"), decode="npy", root=tmp_path)
+    assert (local.is_remote, local.cache_bytes, local.transfers) == (False, 0, None)

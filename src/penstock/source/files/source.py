@@ -23,16 +23,17 @@ from penstock.source.checks import check_items, check_span, keep_existing, sum_m
 from penstock.source.file_ranges import MAX_FILES, FileRanges, first_distinct
 from penstock.source.files.decoders import Decode
 from penstock.source.files.reader import FileReader, Stored
+from penstock.source.remote_parts import RemoteParts
 from penstock.source.select.selectable import Selectable, check_fields
 from penstock.source.table.source import TableSource
-from penstock.source.wrapper import call_prepare
+from penstock.source.wrapper import call_prepare, call_release
 
 __all__ = ["FilesSource"]
 
 _Int64s = NDArray[np.int64]
 
 
-class FilesSource(Selectable):
+class FilesSource(Selectable, RemoteParts):
     """Items are the rows of a table, with what the files hold that one of its columns names.
 
     | decode | field | what it is |
@@ -94,6 +95,7 @@ class FilesSource(Selectable):
         if type(table) is dict:  # not a DatasetDict of Hugging Face
             table = ArraySource(table)
         self._table: Source = table if isinstance(getattr(table, "index", None), Index) else TableSource(table)
+        self._parts = (self._table,)
         self._column = column
         _check_column(self._table, column)
         if not len(self._table.index):
@@ -128,6 +130,7 @@ class FilesSource(Selectable):
         columns = [name for name in self._table.fields if name in fields and name not in self._decoded]
         if hasattr(self._table, "with_fields"):
             other._table = self._table.with_fields(columns or [self._column])
+            other._parts = (other._table,)
         return other
 
     def read(self, span: Span, out: Block | None = None) -> Block:
@@ -188,6 +191,10 @@ class FilesSource(Selectable):
         places = self._find_stored(first_distinct(existing, MAX_FILES))
         missing = FileRanges.of_files([place for place in places if isinstance(place, str)]).read_ahead()
         return None if of_table is None else of_table + missing
+
+    def release(self, items: _Int64s) -> None:
+        """Release what was fetched of a table at a URL."""
+        call_release(self._table, items, only_remote=True)
 
     @property
     def memory_bytes(self) -> int:
