@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,22 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from penstock_test_parts import Mishap, MishapAt, planned_items, run_side_by_side
+from penstock_test_parts import Mishap, MishapAt, Numbers, numbered_source, planned_items, run_side_by_side
 from penstock_test_shards import archive, index_folder, npy
+from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.data import DistributedSampler
 
-from penstock import Loader, Plan, PlanError, RunOptions, Shuffle, TarSource
+import penstock
+from penstock import Loader, OptionError, Plan, PlanError, RunOptions, Shuffle, TarSource, World
+from penstock.recipes.cellmap.loader import CellMapDataLoader
+from penstock.recipes.chunked.loader import ChunkedDataLoader
+from penstock.recipes.webdataset.loader import create_webdataset_dataloader
+from penstock.recipes.webdataset.writer import create_shards_from_arrays
 
 SIZES = (1, 9, 4, 7, 2)  # items of each shard
 THREADS = RunOptions(executor="threads")
+SOURCE = numbered_source(24)
+PLAN = Plan(SOURCE.index, Shuffle(), batch_size=3, seed=1)
 
 
 def write_uneven(folder: Path, sizes: tuple[int, ...] = SIZES) -> Path:
@@ -104,6 +114,77 @@ def test_fewer_shards_or_items_than_ranks_leave_no_rank_waiting(
         assert {length for length, _ in ranks} == {ranks[0][0]}
         items = sorted(item for _, batches in ranks for batch in batches for item in batch)
         assert items == (list(range(sum(sizes))) if tail != "drop" else sorted(set(items)))
+
+
+# -- what only the caller can say --------------------------------------------------------------------------------------
+
+
+def load_on_a_mesh(store: str, rank: int, folder: Path) -> dict[str, Any]:
+    """Return what one of 2 x 2 ranks is refused, and what it gets as rank 0 or 1 of its pair."""
+    join_group(store, rank, 4)
+    flat = init_device_mesh("cpu", (4,))
+    makers: dict[str, Callable[..., Any]] = {
+        "loader": lambda **world: Loader(SOURCE, PLAN, **world),
+        "chain": lambda **world: penstock.open({"x": np.arange(24)}).batch(3).loader(**world),
+        "shards": lambda **world: create_webdataset_dataloader(folder, 3, num_workers=0, shuffle=False, **world),
+        "cells": lambda **world: CellMapDataLoader(Numbers(24), batch_size=3, is_train=False, **world),
+        "chunks": lambda **world: ChunkedDataLoader(Numbers(24), 3, 4, shuffle=False, **world),
+    }
+    lengths = {len(make()) for name, make in makers.items() if name != "chunks"}  # one dimension: all ranks share
+    mesh, refusals = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")), []
+    for make in makers.values():
+        with pytest.raises(OptionError) as refused:
+            make()
+        refusals.append(str(refused.value))
+    world = World(mesh["dp"].get_local_rank(), mesh["dp"].size())
+    assert flat.size() == 4
+    found = {"alone": lengths, "refusals": refusals, "lengths": {len(make(world=world)) for make in makers.values()}}
+    with Loader(SOURCE, PLAN, world=world) as loader:
+        found["items"] = [batch["x"].tolist() for batch in loader]
+    dist.barrier()
+    dist.destroy_process_group()
+    return found
+
+
+def test_a_mesh_of_two_dimensions_needs_a_world(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    create_shards_from_arrays(folder, {"x": np.arange(24)})
+    found = run_side_by_side(*((load_on_a_mesh, str(tmp_path / "store"), rank, folder) for rank in range(4)))
+    whole = planned_items(PLAN)
+    for rank, seen in enumerate(found):
+        assert (seen["alone"], seen["lengths"]) == ({2}, {4, 2})
+        for refusal in seen["refusals"]:
+            assert "world=World(mesh['dp'].get_local_rank(), mesh['dp'].size())" in refusal
+        assert seen["items"] == whole[rank // 2 :: 2]
+
+
+def sample(store: str, rank: int, size: int) -> dict[str, Any]:
+    """Return the length and the items of two epochs of a DistributedSampler, and why unlike samplers are refused."""
+    join_group(store, rank, size)
+    sampler = DistributedSampler(Numbers(24), num_replicas=size, rank=rank, seed=3)
+    loader = CellMapDataLoader(Numbers(24), batch_size=2, sampler=sampler)
+    found: dict[str, Any] = {"epochs": [[batch.tolist() for batch in loader] for _ in range(2)], "length": len(loader)}
+    with pytest.raises(OptionError) as refused:
+        iter(CellMapDataLoader(Numbers(24), batch_size=2, sampler=range(8 + 2 * rank)))  # type: ignore[arg-type]
+    found["refusal"] = str(refused.value)
+    if rank == 0:
+        alone = CellMapDataLoader(Numbers(24), batch_size=2, sampler=range(6), world=World())  # type: ignore[arg-type]
+        found["alone"] = [batch.tolist() for batch in alone]
+    dist.barrier()
+    dist.destroy_process_group()
+    return found
+
+
+def test_the_items_of_a_sampler_are_those_of_its_rank(tmp_path: Path) -> None:
+    found = run_side_by_side(*((sample, str(tmp_path / "store"), rank, 2) for rank in range(2)))
+    for rank, seen in enumerate(found):
+        sampler = DistributedSampler(Numbers(24), num_replicas=2, rank=rank, seed=3)
+        for epoch, batches in enumerate(seen["epochs"]):
+            sampler.set_epoch(epoch)
+            assert [item for batch in batches for item in batch] == list(sampler)
+        assert seen["length"] == 6
+        assert "must be as many on all ranks, got 4, 5" in seen["refusal"]
+    assert found[0]["alone"] == [[0, 1], [2, 3], [4, 5]]
 
 
 # -- one of them fails -------------------------------------------------------------------------------------------------

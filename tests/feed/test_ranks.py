@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ PLAN = Plan(SOURCE.index, Sequential(), batch_size=2)
 
 @pytest.fixture(autouse=True)
 def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -61,6 +64,46 @@ def test_an_incomplete_or_invalid_environment_is_refused(
         monkeypatch.setenv(name, value)
     with pytest.raises(OptionError, match=r"RANK=.*WORLD_SIZE=.*world=World\(rank, size\)"):
         Loader(SOURCE, PLAN)
+
+
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}
+LOADED = """
+from penstock_test_parts import delivered_items, numbered_source
+from penstock import Loader, Plan, Sequential
+source = numbered_source(24)
+loader = Loader(source, Plan(source.index, Sequential(), batch_size=2))
+print(loader.world.rank, loader.world.size, delivered_items(loader)[0])
+"""
+
+
+def test_the_tasks_of_a_slurm_step_are_ranks() -> None:
+    step = {**SLURM, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}
+    cases = [
+        ({**step, "SLURM_PROCID": "2"}, "2 4 [4, 5]"),  # srun
+        ({**step, "SLURM_PROCID": "0"}, "0 4 [0, 1]"),
+        ({**SLURM, "SLURM_PROCID": "0"}, "0 1 [0, 1]"),  # a batch script, which has one process
+        (SLURM, "0 1 [0, 1]"),  # a shell of salloc
+        ({**step, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, "0 1 [0, 1]"),  # srun --pty bash
+        ({**step, "SLURM_PROCID": "1", "RANK": "5", "WORLD_SIZE": "8"}, "5 8 [10, 11]"),  # torchrun within a task
+        ({**step, "SLURM_PROCID": "3", "RANK": "0", "WORLD_SIZE": "1"}, "0 1 [0, 1]"),  # tasks that train alone
+        ({**step, "SLURM_PROCID": "4"}, "rank must be >= 0 and < 4, got 4"),
+        ({**step, "SLURM_PROCID": "x"}, "got SLURM_PROCID='x' and SLURM_STEP_NUM_TASKS='4'"),
+    ]
+    path = os.pathsep.join(sys.path)
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", LOADED],
+            env={**os.environ, "PYTHONPATH": path, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for environment, _ in cases
+    ]
+    for process, (environment, expected) in zip(started, cases, strict=True):
+        out, errors = process.communicate()
+        assert expected in (out if process.returncode == 0 else errors), environment
+        assert ("The 4 tasks of this Slurm step share the batches" in errors) == expected.startswith("0 4")
 
 
 @pytest.mark.parametrize(("rank", "size"), [(2, 2), (-1, 2), (0, 0)])

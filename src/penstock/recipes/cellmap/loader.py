@@ -15,6 +15,7 @@ from penstock.core.index import Index
 from penstock.core.protocols import Order, Source, Transform
 from penstock.feed.device import map_tensors, resolve_device
 from penstock.feed.loader import Loader
+from penstock.feed.ranks import check_equal, current_world
 from penstock.feed.torch_options import TorchOptions
 from penstock.files.machine import this_machine
 from penstock.plan.balanced import BalancedSpans
@@ -24,6 +25,7 @@ from penstock.plan.epoch import Tail
 from penstock.plan.orders import Listed, Sequential, Shuffle
 from penstock.plan.orders import Subset as SubsetOrder
 from penstock.plan.plan import Plan
+from penstock.plan.world import World
 from penstock.recipes.cellmap.dataset import CellMapDataset
 from penstock.recipes.cellmap.multi import CellMapMultiDataset, read_patches
 from penstock.recipes.cellmap.package import ItemReader, generator_owners
@@ -62,7 +64,8 @@ class CellMapDataLoader:
     sampler
         A torch sampler, or a function without arguments that returns one; used again for each epoch. If it has
         `set_epoch`, that is called first. Otherwise, resuming in a later epoch iterates it for the epochs before, so
-        that a seeded generator of its own reaches the same state.
+        that a seeded generator of its own reaches the same state. On several ranks, its items are those of this rank,
+        as with `DistributedSampler`; all ranks must iterate, or one alone with `world=World()`.
     is_train
         False for the whole dataset in order; for volumes, patches that cover them, in storage order. Whether patches
         are augmented is an option of the dataset.
@@ -76,6 +79,8 @@ class CellMapDataLoader:
     near
         With `iterations_per_epoch`: size of groups of nearby patches that are visited close together, so that fewer
         chunks are decoded. 1 for no grouping.
+    world
+        Which rank this is; None: from `torch.distributed`, or else from the environment.
     kwargs
         As in torch's DataLoader: `shuffle` (by default, if `is_train`), `pin_memory` (None: if the device is CUDA and
         memory allows it), `persistent_workers` (True by default; always False for datasets of other kinds with
@@ -96,9 +101,11 @@ class CellMapDataLoader:
         device: str | torch.device | None = None,
         iterations_per_epoch: int | None = None,
         near: int = 16,
+        world: World | None = None,
         **kwargs: Any,
     ) -> None:
         self.dataset, self.is_train, self.sampler = dataset, is_train, sampler
+        self._world = world or current_world()
         self.device = _NamedDevice(resolve_device(device))
         self.batch_size = check_integer("batch_size", batch_size, at_least=1)
         self.num_workers = check_integer("num_workers", num_workers, at_least=0)
@@ -138,6 +145,8 @@ class CellMapDataLoader:
         epoch = self._loader.position.next_epoch
         if self.sampler is not None and epoch + 1 != self._n_sampled:
             self._loader.set_plan(self._sample_plan(epoch))
+        if self.sampler is not None:
+            check_equal(self._loader.remaining, self._world, "The batches that the sampler leaves in an epoch")
         if self._needs_epoch():
             self.dataset.set_epoch(epoch)  # before workers start, which get a copy of the dataset
         return iter(self._loader)
@@ -333,6 +342,7 @@ class CellMapDataLoader:
             collate=self._keywords.collate_fn or (None if self._volume is not None else self.collate_fn),
             num_workers=self.num_workers,
             device=self.device,
+            world=self._world if self.sampler is None else World(),  # a sampler has the items of this rank only
             options=replace(options, persistent=self._persistent_workers),
         )
 

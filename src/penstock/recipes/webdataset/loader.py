@@ -27,6 +27,7 @@ from penstock.files.durable import write_aside
 from penstock.files.regular import read_regular
 from penstock.plan.cursor import check_count, show_value
 from penstock.plan.plan import Plan
+from penstock.plan.world import World
 from penstock.recipes.webdataset.auto_order import AutoOrderLoader, OrderChoice
 from penstock.recipes.webdataset.collate import collate_samples, collate_webdataset
 from penstock.recipes.webdataset.shuffle_options import ShuffleOptions, match_shards, select_index
@@ -74,6 +75,8 @@ class WebDatasetLoader(IterableDataset[dict[str, Any]]):
         Seed of the order.
     decode
         A mode of images, such as `"rgb8"`; True: the colours that are stored; False: the stored bytes of each field.
+    world
+        Which rank this is; None: from `torch.distributed`, or else from the environment.
     source_options
         Other arguments of `TarSource`: `fields`, `verify`, `on_error`, `max_bad_items`, `quarantine`, `allow_pickle`;
         for a URL `store`, `cache` and `cache_bytes`.
@@ -89,6 +92,7 @@ class WebDatasetLoader(IterableDataset[dict[str, Any]]):
         max_workers: int | None = None,
         seed: int = 42,
         decode: Decoding = True,
+        world: World | None = None,
         **source_options: Any,
     ) -> None:
         check_options(source_options, option_names(type(self), WebDatasetLoader, TarSource))
@@ -97,7 +101,7 @@ class WebDatasetLoader(IterableDataset[dict[str, Any]]):
         self.source = order.source(shard_dir, decode=decode, **source_options)
         self._shards = match_shards(self.source, shard_pattern)
         self._shuffle, self._seed = order, seed
-        self._world = current_world()
+        self._world = world or current_world()
         self._loader: Loader | None = None
         # Epochs that each worker process has begun; shared, so that workers that are restarted for each epoch know
         # which one it is.
@@ -324,7 +328,7 @@ def create_webdataset_dataloader(
         As in torch's DataLoader: `collate_fn` (called with a list of samples of `WebDatasetLoader`), `timeout`,
         `persistent_workers` (True by default), `generator` (its initial seed is the seed of the order),
         `worker_init_fn` and `multiprocessing_context` (both: workers are processes). And other arguments of
-        `WebDatasetLoader`: `seed`, `shard_pattern`, `decode`, `fields`, `verify`, `store`, `cache`, `cache_bytes`, ….
+        `WebDatasetLoader`: `seed`, `shard_pattern`, `decode`, `world`, `fields`, `verify`, `store`, `cache`, ….
 
     Examples
     --------
@@ -343,7 +347,7 @@ def create_webdataset_dataloader(
     collate = _choose_collate(dataset.source, pad_value, keywords.collate_fn)
     return dataset.loader_class(order)(
         dataset.source, plan, collate=collate, num_workers=num_workers, device=device, observer=observer,
-        options=keywords.run_options(num_workers, pin_memory=bool(pin_memory)),
+        world=given.get("world"), options=keywords.run_options(num_workers, pin_memory=bool(pin_memory)),
     )  # fmt: skip
 
 
