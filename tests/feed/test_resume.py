@@ -58,3 +58,22 @@ class TestLoader(LoaderSuite):
     def case(self, request: pytest.FixtureRequest) -> LoaderCase:
         plan, items, options = CASES[request.param]
         return LoaderCase(loader_of(plan, items), FOREIGN, WORKERS, ranks=True, set_epoch=Loader.set_epoch, **options)
+
+
+def test_an_epoch_that_was_left_is_reported_once_with_the_way_to_resume_it(caplog: pytest.LogCaptureFixture) -> None:
+    source = numbered_source(24)
+    plan = Plan(source.index, Sequential(), batch_size=4)
+    with Loader(source, plan) as loader:
+        for left in (True, False):
+            assert next(iter(loader))["x"].tolist() == [0, 1, 2, 3]
+            if left:
+                loader.load_state_dict(loader.state_dict())
+                assert next(iter(loader))["x"].tolist() == [4, 5, 6, 7]
+                assert not caplog.records
+                loader.set_epoch(0)
+        for epoch in (1, 2):
+            next(iter(loader))
+            assert loader.epoch == epoch
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "Epoch 0 was left after 1 of 6 batches: the other 5 are left behind, and epoch 1 begins" in caplog.text

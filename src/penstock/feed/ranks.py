@@ -53,8 +53,8 @@ def _check_no_mesh() -> None:
                 else f"World(mesh[{name}].get_local_rank(), mesh[{name}].size())"
             )
             raise OptionError(
-                f"world must be given with a device mesh of {mesh.ndim} dimensions {names or ''}: ranks that hold parts "
-                "of one model, as in tensor parallelism, need the same batches. Name the dimension of the others, such "
+                f"world must be given with a mesh of {mesh.ndim} dimensions {names or ''}: ranks that hold parts of "
+                "one model, as in tensor parallelism, need the same batches. Name the dimension of the others, such "
                 f"as world={line}; if all differ, world=World(dist.get_rank(), dist.get_world_size())."
             )
 

@@ -253,3 +253,12 @@ def test_a_loop_says_what_it_needs() -> None:
     looping = Empty(chunks, make_data(6))
     with pytest.raises(NotImplementedError, match=r"Empty must define training_step"):
         looping.train_epoch_with_chunking()
+
+
+@pytest.mark.parametrize(("name", "shuffle"), [("train", False), ("val", True), ("test", True)])
+def test_a_shuffle_that_chunks_contradict_is_refused(name: str, shuffle: bool) -> None:
+    data = make_data(4, 2)
+    make = getattr(data, f"{name}_dataloader")
+    assert len(make(batch_size=2, shuffle=not shuffle)) == len(make(batch_size=2))
+    with pytest.raises(OptionError, match=rf"got shuffle={shuffle} for the {name} loader\. Leave it out"):
+        make(batch_size=2, shuffle=shuffle)

@@ -196,13 +196,6 @@ def test_a_state_taken_without_an_epoch_is_where_the_next_one_begins() -> None:
         assert (loader.state_dict()["epoch"], loader.state_dict()["chunk"]) == (1, 0)
 
 
-def test_an_epoch_with_fewer_chunks_than_were_delivered_has_no_rest() -> None:
-    with stream() as loader:
-        loader.load_state_dict({**loader.state_dict(), "chunk": 4})
-        loader.start_epoch(3)
-        assert rest(loader) == []
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_share_the_windows_of_one_order(kind: str) -> None:
     whole = epochs(stream(**KINDS[kind]), 2)
@@ -253,3 +246,18 @@ def test_without_a_seed_windows_differ_and_the_state_has_the_seed() -> None:
     assert epochs(resumed, 1) == [left]
     with pytest.raises(ResumeError, match="chunk_size=70, here 71"):
         RandomChunkLoader(load, TOTAL, 71, "cpu").load_state_dict(state)
+
+
+def test_an_epoch_of_no_more_chunks_than_were_delivered_is_refused() -> None:
+    with stream() as loader:
+        loader.start_epoch(6)
+        whole = [seen(loader.get_next_chunk()) for _ in range(4)]
+        state = loader.state_dict()
+        whole += rest(loader)
+    with stream() as loader:
+        loader.load_state_dict(state)
+        for chunks in (3, 4):
+            with pytest.raises(OptionError, match=f"more than the 4 chunks that were delivered .* got {chunks}"):
+                loader.start_epoch(chunks)
+        loader.start_epoch(6)
+        assert rest(loader) == whole[4:]

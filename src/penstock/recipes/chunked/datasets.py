@@ -198,15 +198,15 @@ class ChunkedSequenceDataset(SequenceDataset):
         """Return the loader of the training partition: an endless stream of chunks, or shuffled if without chunks."""
         if not self.use_chunked_training:
             return super().train_dataloader(**loader)
-        loader.pop("shuffle", None)
+        _check_shuffle(loader, "train", allowed=True)
         size = self.chunk_sizes(loader.get("batch_size", 1)).train
-        return self._make_chunked("train", chunk_size=size, shuffle=True, seed=self.seed, **loader)
+        return self._make_chunked("train", chunk_size=size, seed=self.seed, **{**loader, "shuffle": True})
 
     def val_dataloader(self, **loader: Any) -> Any:
         """Return the loader of the validation partition: the chunks of one pass after another, in order."""
         if not self.use_chunked_training:
             return super().val_dataloader(**loader)
-        loader.pop("shuffle", None)
+        _check_shuffle(loader, "val", allowed=False)
         size = self.chunk_sizes(loader.get("batch_size", 1)).val
         return self._make_chunked("val", chunk_size=size, **{**loader, "shuffle": False, "drop_last": False})
 
@@ -214,6 +214,7 @@ class ChunkedSequenceDataset(SequenceDataset):
         """Return the loader of the test partition: all of it, in order; with chunks, dealt to the ranks."""
         if not self.use_chunked_training:
             return super().test_dataloader(**loader)
+        _check_shuffle(loader, "test", allowed=False)
         items, batch_size = self._partition("test"), loader.get("batch_size", 1)
         whole = max(1, -(-len(items) // batch_size))
         return ChunkedDataLoader(items, chunk_size=whole, **{**loader, "shuffle": False, "drop_last": False})
@@ -273,6 +274,15 @@ class ChunkedSequenceDataset(SequenceDataset):
             if name in self._positions:
                 self._positions[name].load_state_dict(entry)
             self._saved[name] = entry
+
+
+def _check_shuffle(loader: Mapping[str, Any], name: str, *, allowed: bool) -> None:
+    given = loader.get("shuffle")
+    if given is not None and bool(given) != allowed:
+        raise OptionError(
+            f"shuffle must not be set with chunk sizes, got shuffle={given!r} for the {name} loader. Leave it out: "
+            "training is shuffled, and validation and test are in order."
+        )
 
 
 def _check_sizes(train: Any, val: Any) -> None:

@@ -108,7 +108,12 @@ class ChunkStream:
         if self._batches is not None:
             self._batches.end("another epoch began")  # before anything of the new one is counted
         position.leave_begun()
-        start = Cursor(position.epoch, min(position.cursor.batch, plan.n_batches))
+        start = position.cursor
+        if start.batch and start.batch >= plan.n_batches:
+            raise OptionError(
+                f"This epoch must have more than the {start.batch} chunks that were delivered before the state was "
+                f"saved, got {plan.n_batches}. Start it with as many chunks as then."
+            )
         if plan != self._plan:
             self._loader.set_plan(plan)
         position.go_to(start)
