@@ -13,6 +13,7 @@ from penstock.core.index import Index
 from penstock.core.types import Arrangement
 from penstock.plan.balanced import Balanced
 from penstock.plan.inspect import Mixing
+from penstock.plan.lengths.batches import Bucketed
 from penstock.plan.orders import RandomChunks, Sequential, Shuffle, Subset, WindowShuffle
 from penstock.plan.plan import Plan
 from penstock.plan.segments import Segments
@@ -25,6 +26,17 @@ def test_a_batch_of_items_taken_directly_is_explained() -> None:
     assert plan.explain(1, epoch=3) == (
         "Batch 1 of 5 in epoch 3: 10 items, 10, 11, 12, 13, 14, 15, 16, 17, …. They are taken directly from the source."
     )
+
+
+def test_all_items_are_listed_with_their_keys_if_that_is_asked_for() -> None:
+    index = Index.uniform(50, 5)
+    keys = [f"trial {number}" for number in range(50)]
+    for plan in (Plan(index, Shuffle(), batch_size=10, seed=3), Bucketed(index, np.arange(50) + 1, 10, seed=3)):
+        items = plan.epoch(1).draw(2).items.tolist()
+        assert len(items) == 10
+        listed = ", ".join(f"{item} (trial {item})" for item in items)
+        assert f": 10 items, {listed}. " in plan.explain(2, epoch=1, most_items=None, keys=keys)
+        assert f": 10 items, {', '.join(map(str, items[:3]))}, …. " in plan.explain(2, epoch=1, most_items=3)
 
 
 @pytest.mark.parametrize("batch", range(7))

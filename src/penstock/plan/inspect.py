@@ -2,8 +2,9 @@
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,9 +40,19 @@ class Inspectable(Protocol):
         """Items of the index that no epoch visits, because they are too long."""
         return 0
 
-    def explain(self, batch: int, epoch: int = 0) -> str:
-        """Return a description of batch `batch` of `epoch`."""
-        return explain_batch(self.epoch(epoch), batch)
+    def explain(
+        self, batch: int, epoch: int = 0, *, most_items: int | None = 8, keys: Sequence[Any] | None = None
+    ) -> str:
+        """Return a description of batch `batch` of `epoch`.
+
+        Parameters
+        ----------
+        most_items
+            Items that are listed; None: all.
+        keys
+            What each item of the source is called, shown beside its number: `source.columns("metadata.sample_id")`.
+        """
+        return explain_batch(self.epoch(epoch), batch, most_items=most_items, keys=keys)
 
     def order_hash(self, epoch: int = 0) -> str:
         """Return a short hash of the whole order of `epoch`; equal orders have equal hashes. Visits every item."""
@@ -102,10 +113,10 @@ class Mixing:
         )
 
 
-def explain_batch(epoch: Epoch, batch: int) -> str:
-    """Return a description of batch `batch` of `epoch`."""
+def explain_batch(epoch: Epoch, batch: int, *, most_items: int | None = 8, keys: Sequence[Any] | None = None) -> str:
+    """Return a description of batch `batch` of `epoch`; see `Inspectable.explain`."""
     draw = epoch.draw(batch)
-    items = _format_items(draw.items)
+    items = _format_items(draw.items, most_items, keys)
     sentences = [f"Batch {batch} of {epoch.n_batches} in epoch {epoch.number}: {count(len(draw), 'item')}, {items}."]
     if draw.parts:
         for part in draw.parts:
@@ -124,9 +135,9 @@ def explain_batch(epoch: Epoch, batch: int) -> str:
     return " ".join(sentences)
 
 
-def _format_items(items: NDArray[np.int64]) -> str:
-    shown = ", ".join(map(str, items[:8].tolist()))
-    return shown if len(items) <= 8 else f"{shown}, …"
+def _format_items(items: NDArray[np.int64], most: int | None, keys: Sequence[Any] | None) -> str:
+    shown = [str(item) if keys is None else f"{item} ({keys[item]})" for item in items[:most].tolist()]
+    return ", ".join([*shown, *(["…"] if len(shown) < len(items) else [])])
 
 
 def hash_order(epoch: Epoch) -> str:

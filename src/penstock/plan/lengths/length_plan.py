@@ -1,7 +1,7 @@
 """What all plans over lengths share: which items they visit, what enters a saved state, and what padding costs."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, get_args
@@ -129,11 +129,14 @@ class LengthPlan(Inspectable):
         """Return the same position: a state of a plan with other batches is refused before."""
         return batch, origin
 
-    def explain(self, batch: int, epoch: int = 0) -> str:
+    def explain(
+        self, batch: int, epoch: int = 0, *, most_items: int | None = 8, keys: Sequence[Any] | None = None
+    ) -> str:
         """Return a description of batch `batch` of `epoch`, with its padding."""
         tokens, padded = self.count_tokens(self.epoch(epoch).draw(batch))
         share = f"{1 - tokens / padded:.1%} padding" if padded else "no padding"
-        return f"{super().explain(batch, epoch)} It has {tokens} tokens, {padded} with the padding: {share}."
+        words = super().explain(batch, epoch, most_items=most_items, keys=keys)
+        return f"{words} It has {tokens} tokens, {padded} with the padding: {share}."
 
     def mixing(
         self,
