@@ -14,6 +14,7 @@ from penstock_cases import some_cases
 from penstock_convert_parts import OddError, Taped, has_happened, mend, mishap, read, rows, tapes, tree, visible
 
 from penstock import TarSource
+from penstock.cli.where import check_dataset
 from penstock.convert.convert import convert
 from penstock.convert.engines import LocalEngine
 from penstock.convert.fingerprint import fingerprint
@@ -23,10 +24,12 @@ from penstock.convert.inputs.protocol import Input
 from penstock.convert.inputs.zarr import ZarrInput
 from penstock.convert.scan import ConvertOptions
 from penstock.convert.splits import Split
-from penstock.core.errors import ConversionError, OptionError, WriteError
-from penstock.shard.manifest import Manifest
+from penstock.core.errors import ConversionError, OptionError, SourceError, WriteError
+from penstock.shard.manifest import MANIFEST, Manifest
+from penstock.shard.outputs.local import LocalPlace
 from penstock.shard.outputs.write_options import WriteOptions
 from penstock.shard.publish import prepare_publication
+from penstock.shard.summary import find_problems
 
 SIZES, NAMES = (4, 6, 4), ("anna_1", "bert_1", "anna_2")
 HALVES = (("train", 0.5), ("val", 0.5))
@@ -178,6 +181,35 @@ def test_values_that_change_before_a_conversion_is_resumed_or_while_it_runs_are_
         convert([given], tmp_path / "out", options, existing="overwrite", on_progress=change)
     assert visible(tmp_path / "out") == set()
     convert([given], tmp_path / "out", options, existing="overwrite")
+
+
+def test_killed_between_two_parts_of_a_split_the_other_is_named_and_resuming_ends_it(
+    inputs: list[Taped], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, options = tmp_path / "out", CASES["by file"]
+    convert(inputs, tmp_path / "whole", options)
+    finish = LocalPlace.finish
+
+    def die_at_val(place: LocalPlace, shard_name: Any) -> None:
+        if place.where.name == "val":
+            raise KeyboardInterrupt
+        finish(place, shard_name)
+
+    monkeypatch.setattr(LocalPlace, "finish", die_at_val)
+    with pytest.raises(KeyboardInterrupt):
+        convert(inputs, out, options)
+    monkeypatch.undo()
+    (problem,) = find_problems(Manifest.read(out / "train" / MANIFEST))
+    assert problem == "val of the same split was not published: convert again with --resume"
+    with pytest.raises(SourceError, match=r"such as .*train\. Not published yet: val; convert again with resume=True"):
+        TarSource(out)
+    with pytest.raises(SourceError, match=r"contains train\. Give .*train Not published yet: val; run"):
+        check_dataset(str(out))
+    with pytest.raises(SourceError, match=r"a writer has not finished there. Run it again with resume=True"):
+        TarSource(out / "val")
+    convert(inputs, out, options, existing="resume")
+    assert tree(out) == tree(tmp_path / "whole")
+    assert find_problems(Manifest.read(out / "train" / MANIFEST)) == []
 
 
 @pytest.mark.parametrize("case", ["plain", "by subject"])

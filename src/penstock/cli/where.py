@@ -162,7 +162,10 @@ def _about_datasets(path: Path, entries: list[Path]) -> str:
     if not below:
         return ""
     names = ", ".join(below[:5]) + (", …" if len(below) > 5 else "")
-    return f"{path} is not a dataset, but contains {names}. Give one of them: {shlex.quote(str(path / below[0]))}"
+    unfinished = [entry.name for entry in entries if (entry / ".writing").is_dir() and entry.name not in below]
+    rest = ", ".join(unfinished)
+    more = f" Not published yet: {rest}; run `penstock convert` again with --resume." if unfinished else ""
+    return f"{path} is not a dataset, but contains {names}. Give one of them: {shlex.quote(str(path / below[0]))}{more}"
 
 
 def _about_recordings(path: Path, entries: list[Path]) -> str:

@@ -1,13 +1,15 @@
 """Facts about a dataset from its manifest, without reading items."""
 
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 from penstock.core.errors import ReadError
 from penstock.core.text import cause
 from penstock.files.spans.remote_folder import RemoteFolder
+from penstock.files.staging import WRITING
 from penstock.files.stores.errors import MissingObjectError
-from penstock.shard.manifest import Manifest, ShardEntry
+from penstock.shard.manifest import MANIFEST, Manifest, ShardEntry
 from penstock.shard.places.open_dataset import find_sizes
 
 __all__ = ["find_problem", "find_problems", "summarize"]
@@ -37,9 +39,13 @@ def summarize(manifest: Manifest) -> dict[str, Any]:
 
 
 def find_problems(manifest: Manifest, archives: RemoteFolder | None = None) -> list[str]:
-    """Return the shards that are missing or have changed size. `penstock verify` checks every byte."""
+    """Return the shards that are missing or have changed size, and parts of the same split that were not published.
+
+    `penstock verify` checks every byte.
+    """
     if archives is None:
-        return [problem for shard in manifest.shards if (problem := find_problem(manifest, shard))]
+        found = [problem for shard in manifest.shards if (problem := find_problem(manifest, shard))]
+        return [*found, *_find_unpublished(manifest)]
     try:
         sizes = find_sizes(archives, [shard.name for shard in manifest.shards])
     except ReadError:  # a server that lists nothing
@@ -48,6 +54,15 @@ def find_problems(manifest: Manifest, archives: RemoteFolder | None = None) -> l
             with suppress(MissingObjectError):
                 sizes[shard.name] = archives.describe(shard.name).n_bytes
     return [problem for shard in manifest.shards if (problem := _compare_size(shard, sizes.get(shard.name)))]
+
+
+def _find_unpublished(manifest: Manifest) -> Iterator[str]:
+    """Yield the other parts of a split whose conversion was killed after it had published this one."""
+    split = manifest.metadata.get("conversion", {}).get("split") or {}
+    for name in split.get("shares", ()):
+        part = manifest.local_folder.parent / name
+        if (part / WRITING).is_dir() and not (part / MANIFEST).exists():
+            yield f"{name} of the same split was not published: convert again with --resume"
 
 
 def find_problem(manifest: Manifest, shard: ShardEntry) -> str:

@@ -62,6 +62,8 @@ def explain_missing_path(path: Path) -> SourceError:
             return SourceError(f"No shards found: the folder {folder} does not exist.")
         names = sorted(entry.name for entry in folder.iterdir())
         unfinished = describe_unfinished(folder)
+        parts = [name for name in names if (folder / name / path.name).is_file()]
+        lost = [name for name in names if (folder / name / WRITING).is_dir() and name not in parts]
     except OSError as error:
         return SourceError(f"No shards found: the folder {folder} cannot be read: {cause(error)}.")
     archives = [name for name in names if _is_archive(name)]
@@ -71,6 +73,11 @@ def explain_missing_path(path: Path) -> SourceError:
         return SourceError(
             f"No manifest {path.name} in {folder}, which holds {count(len(archives), 'archive')} ({archives[0]}"
             f"{', …' if archives[1:] else ''}). Run `penstock index {folder}` to make one."
+        )
+    if parts:
+        more = f" Not published yet: {', '.join(lost)}; convert again with resume=True." if lost else ""
+        return SourceError(
+            f"No shards found in {folder}: the datasets are below it, such as {folder / parts[0]}.{more}"
         )
     return SourceError(f"No shards found in {folder}: it has neither a manifest ({path.name}) nor tar archives.")
 
