@@ -345,3 +345,17 @@ def test_an_array_that_is_deleted_while_it_is_open_is_gone(tmp_path: Path, codec
     for fail in (lambda: source.read(Span(0, 5)), lambda: source.take(np.array([49]))):
         with pytest.raises(ReadError, match=r"The array .*/a is gone"):
             fail()
+
+
+def test_a_shard_that_is_replaced_by_one_of_the_same_size_and_time_is_read_by_its_own_index(tmp_path: Path) -> None:
+    for name, rows, values in (("a", slice(0, 2), [5, 6]), ("b", slice(2, 4), [7, 8])):
+        options: dict[str, Any] = {"chunks": (2,), "shards": (4,), "compressors": None, "fill_value": 0}
+        zarr.create_array(tmp_path / name, shape=(4,), dtype="i4", **options)[rows] = values
+    shard, other = tmp_path / "a/c/0", tmp_path / "b/c/0"
+    os.utime(shard, ns=(0, 10**18))
+    source = ZarrSource(tmp_path / "a")
+    assert source.read(Span(0, 4))["data"].tolist() == [5, 6, 0, 0]
+    assert other.stat().st_size == shard.stat().st_size
+    os.utime(other, ns=(0, 10**18))
+    other.replace(shard)
+    assert source.read(Span(0, 4))["data"].tolist() == [0, 0, 7, 8]

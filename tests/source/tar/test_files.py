@@ -1,15 +1,16 @@
 """Many shards, few open files, several threads: files are opened in turns, shared and closed."""
 
+import resource
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from penstock_test_parts import eventually, open_files, read_answer, start_script
+from penstock_test_parts import eventually, open_files, read_answer, run_isolated, start_script
 from penstock_test_shards import uniform, write
 
-from penstock import TarSource
+from penstock import ReadError, TarSource
 
 FEW_FILES = """
 import json, resource, sys, threading
@@ -76,6 +77,21 @@ def test_an_item_is_not_bad_because_this_process_has_no_file_left_to_open(
     assert found == [True, True, False], "a ReadError, and no damage"
     assert not quarantined
     assert after == list(range(8))
+
+
+def read_with_small_files(folder: Path) -> str:
+    source = TarSource(folder)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))
+    try:
+        return str(source.take(np.arange(8)))
+    except ReadError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def test_a_shard_is_not_damaged_because_the_system_takes_only_a_part_of_its_bytes(tmp_path: Path) -> None:
+    write(tmp_path / "set", uniform(0, 8), shard_size=8, compression="gz")
+    found = run_isolated(read_with_small_files, tmp_path / "set")
+    assert found.startswith("ReadError: Could not decompress shard_000000.tar: [Errno 27] File too large")
 
 
 def test_close_closes_every_file(tmp_path: Path) -> None:

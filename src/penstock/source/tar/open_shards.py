@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from typing import BinaryIO, NamedTuple
 
 from penstock.core.errors import DamageError, ReadError
+from penstock.files.durable import write_all
 from penstock.files.regular import open_descriptor
 from penstock.files.unnamed import open_unnamed
 from penstock.shard.compression import DecompressedStream, max_decompressed_bytes
@@ -233,6 +234,7 @@ def _write_decompressed(compressed: BinaryIO, handle: int, entry: ShardEntry) ->
     stream = DecompressedStream(compressed, entry.compression, entry.name, entry.tar_bytes)
     total = 0
     while content := stream.read(_WRITE_BYTES):
-        total += os.write(handle, content)
+        write_all(handle, memoryview(content))
+        total += len(content)
     if total != entry.tar_bytes:
         raise DamageError(entry.name, None, f"it decompresses to {total} bytes, but {entry.tar_bytes} were written")

@@ -30,10 +30,10 @@ __all__ = ["PINNED", "Buffers", "LocalFolder", "Stamp", "StoreFolder", "StoredOb
 _Int64s = NDArray[np.int64]
 _Bytes = NDArray[np.uint8]
 
-Stamp = tuple[int, int]
-"""Size and modification time of a file."""
+Stamp = tuple[int, int, int, int]
+"""Size, modification time, time of the last change of the status, which programs cannot set, and inode of a file."""
 
-PINNED: Stamp = (0, 0)
+PINNED: Stamp = (0, 0, 0, 0)
 """The stamp of all objects at a URL: to ask for another costs as much as to read them. Their versions are pinned."""
 
 _SMALL_BYTES = 1 << 24  # a buffer of up to this size is kept for smaller chunks, too
@@ -55,6 +55,10 @@ class Buffers(threading.local):
 
 
 _BUFFERS = Buffers()
+
+
+def _stamp(status: os.stat_result) -> Stamp:
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 class LocalObject:
@@ -79,8 +83,8 @@ class LocalObject:
 
     @property
     def stamp(self) -> Stamp:
-        """Size and modification time."""
-        return self.n_bytes, self._status.st_mtime_ns
+        """As of the folder."""
+        return _stamp(self._status)
 
     def read(self, begin: int, n_bytes: int) -> _Bytes:
         """Return bytes of the file, which are valid until this thread reads again; ValueError if they are not there."""
@@ -164,9 +168,8 @@ class LocalFolder:
         """Do nothing: to look for a file takes no time."""
 
     def stamp(self, name: str) -> Stamp:
-        """Return size and modification time of a file; OSError if there is none."""
-        status = os.stat(f"{self._text}/{name}")  # noqa: PTH116  # a string
-        return status.st_size, status.st_mtime_ns
+        """Return the stamp of a file; OSError if there is none."""
+        return _stamp(os.stat(f"{self._text}/{name}"))  # noqa: PTH116  # a string
 
     def list_sizes(self, keys: Sequence[str]) -> list[int | None]:
         """Return the sizes of files; None for those that are missing."""
