@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.shard.codec import parse_descr
+from penstock.core.errors import OptionError
+from penstock.shard.codec import decode_npy, encode, parse_descr
 from penstock.shard.decoders.decode import decode
 
 
@@ -265,3 +266,16 @@ def test_a_pickle_runs_only_if_allowed() -> None:
     assert decode("pyd", stored, allow_pickle=True) == Fraction(1, 3)
     with pytest.raises(ValueError, match="Fraction"):
         decode("pyd", stored)
+
+
+def test_an_array_has_at_most_63_axes_since_a_batch_has_one_more() -> None:
+    for n_axes in (63, 64):
+        out = io.BytesIO()
+        np.save(out, np.zeros((1,) * n_axes, "u1"))
+        if n_axes == 63:
+            assert decode_npy(out.getvalue())[None].shape == (1,) * 64
+            continue
+        with pytest.raises(ValueError, match=r"its \.npy header has 64 axes; at most 63 are allowed"):
+            decode_npy(out.getvalue())
+        with pytest.raises(OptionError, match=r"Field 'x' must have at most 63 axes, got 64\. Reshape it"):
+            encode("x", np.zeros((1,) * n_axes))

@@ -9,10 +9,13 @@ import os
 
 from penstock.core.errors import OptionError, PenstockError, SourceError
 
-__all__ = ["MAX_DEPTH", "check_expansion", "expansion_reason", "max_item_bytes"]
+__all__ = ["MAX_AXES", "MAX_DEPTH", "check_expansion", "expansion_reason", "max_item_bytes"]
 
 MAX_DEPTH = 100
 """How deep values may be nested. Whoever copies, compares or sends them calls itself once for each level."""
+
+MAX_AXES = 63
+"""Axes of an array; a batch has one more, and NumPy at most 64."""
 
 _VARIABLE = "PENSTOCK_MAX_ITEM_BYTES"
 _DEFAULT_BYTES = 256 << 20

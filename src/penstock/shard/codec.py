@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import OptionError
+from penstock.core.limits import MAX_AXES
 from penstock.shard.names import stored_extension
 
 __all__ = [
@@ -97,6 +98,8 @@ def encode(name: str, value: Any, array_format: ArrayFormat = "npy") -> Payload:
             f"Field {name!r} must hold numbers or fixed-width strings, got Python objects ({array.dtype}). Convert it, "
             "or pass a list of plain values."
         )
+    if array.ndim > MAX_AXES:
+        raise OptionError(f"Field {name!r} must have at most {MAX_AXES} axes, got {array.ndim}. Reshape it.")
     if array.dtype.isbuiltin != 1:  # structured, void, or of another package
         array = _to_plain_dtype(name, array)
     if array_format == "pyd":
@@ -254,6 +257,8 @@ def parse_npy_header(head: bytes, size: int, *, exact: bool = True) -> NpyHeader
         raise ValueError(f"its .npy header has the invalid dtype {dtype}")
     if any(type(length) is not int or length < 0 for length in shape):
         raise ValueError(f"its .npy header has an invalid shape {shape}")
+    if len(shape) > MAX_AXES:
+        raise ValueError(f"its .npy header has {len(shape)} axes; at most {MAX_AXES} are allowed")
     data_bytes = math.prod(shape) * dtype.itemsize
     if data_bytes > size - offset or (exact and data_bytes < size - offset):
         raise ValueError(

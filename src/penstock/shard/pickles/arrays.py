@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.limits import MAX_AXES
 from penstock.shard.pickles.unpickler import Allowed, PickleRefused, Unpickler
 
 __all__ = ["ARRAY_NAMES"]
@@ -16,7 +17,6 @@ __all__ = ["ARRAY_NAMES"]
 _CODE = re.compile(r"[<>|=]?[a-zA-Z?]\d{0,10}", re.ASCII)
 _UNIT = re.compile(r"[a-zA-Zμ]{1,7}")
 _MAX_FIELDS = 10_000  # of a dtype, counting those of its fields
-_MAX_AXES = 64  # of numpy
 
 
 class _Dtype:
@@ -128,7 +128,7 @@ class _Array:
 def check_shape(shape: Any) -> tuple[int, ...]:
     """Return lengths of axes; raise PickleRefused if they are none."""
     lengths = (shape,) if type(shape) is int else shape
-    if not isinstance(lengths, tuple | list) or len(lengths) > _MAX_AXES:
+    if not isinstance(lengths, tuple | list) or len(lengths) > MAX_AXES:
         raise PickleRefused("a shape that is none")
     if not all(type(length) is int and 0 <= length < 1 << 62 for length in lengths):
         raise PickleRefused("a shape that is none")
@@ -151,7 +151,10 @@ def _make_array(unpickler: Unpickler, data: Any, dtype: Any, shape: Any, order: 
 
 
 def _make_scalar(unpickler: Unpickler, dtype: Any, data: Any = b"") -> Any:
-    return _make_array(unpickler, data, dtype, (1,))[0]
+    found = _make_array(unpickler, data, dtype, (1,))[0]
+    if isinstance(found, np.void):
+        raise PickleRefused("a structured scalar; store it as an array")
+    return found
 
 
 def _refuse(*_: Any) -> Any:

@@ -1,6 +1,6 @@
 """Containers and bytes that pickles make by a call: each charges what it is about to build."""
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from typing import Any
 
 from penstock.shard.pickles.unpickler import Allowed, PickleRefused, Unpickler
@@ -20,7 +20,7 @@ def _make_set(unpickler: Unpickler, items: Any = ()) -> set[Any]:
 
 def _make_frozenset(unpickler: Unpickler, items: Any = ()) -> Any:
     unpickler.check_keys(items, _charge_items(unpickler, items))
-    return unpickler.note_nesting(frozenset(items))
+    return frozenset(items)
 
 
 def _make_ordered_dict(unpickler: Unpickler, items: Any = ()) -> OrderedDict[Any, Any]:
@@ -31,13 +31,6 @@ def _make_ordered_dict(unpickler: Unpickler, items: Any = ()) -> OrderedDict[Any
         unpickler.check_key(found, pair[0])
         found[pair[0]] = pair[1]
     return found
-
-
-def _make_counter(unpickler: Unpickler, counts: Any) -> Counter[Any]:
-    if type(counts) is not dict:
-        raise PickleRefused("counts that are no dictionary")
-    unpickler.budget.charge(_ENTRY_BYTES * len(counts))
-    return Counter(counts)
 
 
 def _charge_items(unpickler: Unpickler, items: Any) -> Any:
@@ -75,7 +68,6 @@ def _make_bytearray(unpickler: Unpickler, data: Any = b"", *encoding: Any) -> by
 
 PLAIN_NAMES: dict[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): Allowed(_make_ordered_dict),
-    ("collections", "Counter"): Allowed(_make_counter),
     ("_codecs", "encode"): Allowed(_encode_text),
     ("builtins", "set"): Allowed(_make_set),
     ("builtins", "frozenset"): Allowed(_make_frozenset),

@@ -4,7 +4,7 @@ A list that holds another one twice is small in memory and large for whoever cop
 reference counts. Each object is visited once.
 """
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,7 @@ def _finish(value: Any, kind: type, seen: dict[int, _Known], depth: int) -> _Kno
             value[:] = found
             return value, *_measure(parts)
         return tuple(found), *_measure(parts)
-    if kind in (dict, OrderedDict, Counter):
+    if kind in (dict, OrderedDict):
         parts = [_visit(key, seen, depth + 1) for key in value]
         for key in value:
             part = _visit(value[key], seen, depth + 1)

@@ -1,8 +1,8 @@
 """The virtual machine: it runs the opcodes of a pickle, and calls nothing but what it is given.
 
 Python's pure-Python unpickler, without the opcodes that data do not need. A pickle of 87 bytes can build tuples of
-tuples that take 2^40 steps to hash, share one large text among a million copies, or nest a million tuples, which
-overflows the stack of C in a hash. So whatever is built or hashed is charged to a budget first.
+tuples that take 2^40 steps to hash, or share one large text among a million copies. So what is built is charged to a
+budget first, and keys are text, numbers or bytes, which are hashed in one step. Its size and its opcodes are bounded.
 """
 
 import pickle
@@ -12,14 +12,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from penstock.core.limits import MAX_DEPTH, expansion_reason, max_item_bytes
+from penstock.core.limits import expansion_reason, max_item_bytes
 
 __all__ = ["Allowed", "Budget", "PickleRefused", "Unpickler"]
 
-_NESTING = {tuple, frozenset}  # hashed with all that they hold; their content is complete when they are made
 _CHEAP_KEYS = {str, bytes, bool, float, type(None)}  # nobody can choose many of them with the same hash
 _LARGE_INTEGER = 1 << 60  # larger ones can be chosen so that all have the same hash
 _MAX_INTEGER_BYTES = 4096
+_MAX_BYTES, _MAX_OPCODES = 1 << 30, 10_000_000  # a few seconds
 _CALL_BYTES, _SET_BYTES, _POINTER_BYTES = 200, 216, 8
 _MAX_LETTERS = 80
 
@@ -85,10 +85,10 @@ class Unpickler(pickle._Unpickler):
         names: dict[tuple[str, str], Any],
         load_persistent: Callable[[Any], Any] | None = None,
     ) -> None:
+        if len(payload) > _MAX_BYTES:
+            raise PickleRefused(f"a pickle of {len(payload):,} bytes; at most {_MAX_BYTES:,} are allowed")
         self.payload, self.position, self.budget = payload, 0, budget
         self._names, self._load_persistent = names, load_persistent
-        # By id: steps to hash, height, and the object, so that its id stays its own. Those not listed are flat.
-        self._nested: dict[int, tuple[int, int, Any]] = {}
         self._hashes: dict[int, tuple[Any, dict[int, int]]] = {}  # by id of a container: how often each hash occurs
 
     def load(self) -> Any:
@@ -98,12 +98,13 @@ class Unpickler(pickle._Unpickler):
         self.append = self.stack.append
         payload, dispatch = self.payload, self.dispatch
         try:
-            while True:
+            for _ in range(_MAX_OPCODES):
                 code = payload[self.position]
                 self.position += 1
                 dispatch[code](self)
         except pickle._Stop as stop:  # type: ignore[attr-defined]  # typeshed leaves it out
             return stop.value
+        raise PickleRefused(f"a pickle of more than {_MAX_OPCODES:,} opcodes; store numbers as an array")
 
     def read(self, size: int) -> bytes:
         """Return the next `size` bytes; raise EOFError if there are fewer."""
@@ -145,37 +146,18 @@ class Unpickler(pickle._Unpickler):
         kind = type(key)
         if kind in _CHEAP_KEYS or (kind is int and -_LARGE_INTEGER < key < _LARGE_INTEGER):
             return
-        if kind not in _NESTING and kind not in (int, complex) and not isinstance(key, np.generic):
-            raise PickleRefused(f"a key of type {kind.__name__}")
-        steps = self._steps_and_height(key)[0] if kind in _NESTING else 1
-        self.budget.charge(_POINTER_BYTES * steps)
+        if kind not in (int, complex) and not isinstance(key, np.generic):  # structured scalars are never made
+            raise PickleRefused(f"a key of type {kind.__name__}; keys must be text, numbers or bytes")
+        self.budget.charge(_POINTER_BYTES)
         counts = self._hashes.setdefault(id(container), (container, {}))[1]
         found = hash(key)
         counts[found] = n_equal = counts.get(found, 0) + 1
-        self.budget.charge(_POINTER_BYTES * steps * n_equal)
+        self.budget.charge(_POINTER_BYTES * n_equal)
 
     def check_keys(self, container: Any, keys: Any) -> None:
         """Charge all keys of a container that is about to be made or extended."""
         for key in keys:
             self.check_key(container, key)
-
-    def note_nesting(self, value: Any) -> Any:
-        """Return a tuple or frozenset whose steps to hash are known from now on."""
-        if _NESTING.isdisjoint(map(type, value)):
-            return value
-        steps, height = 1 + len(value), 0
-        for part in value:
-            if type(part) in _NESTING:
-                steps_of_part, height_of_part = self._steps_and_height(part)
-                steps, height = steps + steps_of_part, max(height, height_of_part)
-        if height >= MAX_DEPTH:
-            raise PickleRefused(f"its values are nested more than {MAX_DEPTH} deep")
-        self._nested[id(value)] = (steps, height + 1, value)
-        return value
-
-    def _steps_and_height(self, value: Any) -> tuple[int, int]:
-        known = self._nested.get(id(value))
-        return (1 + len(value), 1) if known is None else known[:2]
 
     # -- opcodes -------------------------------------------------------------------------------------------------------
 
@@ -202,19 +184,6 @@ class Unpickler(pickle._Unpickler):
         known = {b"00": False, b"01": True}.get(text)
         self.append(int(text.rstrip(b"L"), 0) if known is None else known)
 
-    def _load_tuple(self) -> None:
-        items = self.pop_mark()  # and with them `append`
-        self.append(self.note_nesting(tuple(items)))
-
-    def _load_tuple_of_1(self) -> None:
-        self.stack[-1:] = [self.note_nesting((self.stack[-1],))]
-
-    def _load_tuple_of_2(self) -> None:
-        self.stack[-2:] = [self.note_nesting((self.stack[-2], self.stack[-1]))]
-
-    def _load_tuple_of_3(self) -> None:
-        self.stack[-3:] = [self.note_nesting((self.stack[-3], self.stack[-2], self.stack[-1]))]
-
     def _load_empty_set(self) -> None:
         self.budget.charge(_SET_BYTES)
         self.append(set())
@@ -223,7 +192,7 @@ class Unpickler(pickle._Unpickler):
         items = self.pop_mark()
         self.budget.charge(_SET_BYTES)
         self.check_keys(items, items)
-        self.append(self.note_nesting(frozenset(items)))
+        self.append(frozenset(items))
 
     def _load_additems(self) -> None:
         items = self.pop_mark()
@@ -269,8 +238,8 @@ class Unpickler(pickle._Unpickler):
         state, found = self.stack.pop(), self.stack[-1]
         if hasattr(type(found), "set_state"):  # an array or a dtype, which is made when all is read
             found.set_state(state)
-        elif type(found) is OrderedDict and type(state) is dict and all(type(name) is str for name in state):
-            vars(found).update(state)  # the metadata of a state_dict()
+        elif type(found) is OrderedDict and type(state) is dict and state.keys() <= {"_metadata"}:
+            vars(found).update(state)  # of a state_dict(); another name could hide a method
         else:
             raise PickleRefused("it modifies an object that is not data")
 
@@ -294,10 +263,6 @@ class Unpickler(pickle._Unpickler):
         pickle.LONG4[0]: _load_integer,
         pickle.INT[0]: _load_text_integer,
         pickle.LONG[0]: _load_text_integer,
-        pickle.TUPLE[0]: _load_tuple,
-        pickle.TUPLE1[0]: _load_tuple_of_1,
-        pickle.TUPLE2[0]: _load_tuple_of_2,
-        pickle.TUPLE3[0]: _load_tuple_of_3,
         pickle.EMPTY_SET[0]: _load_empty_set,
         pickle.FROZENSET[0]: _load_frozenset,
         pickle.ADDITEMS[0]: _load_additems,
