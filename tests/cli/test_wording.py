@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+from penstock_nwb_parts import add_units, new_file, save_nwb
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -44,6 +45,18 @@ def run(*arguments: str) -> str:
     done = CliRunner().invoke(app, list(arguments))
     assert done.exit_code in (1, 2), done.output
     return done.stderr
+
+
+def test_names_of_metadata_are_no_options_and_those_without_a_value_are_not_listed() -> None:
+    nwb = new_file()
+    del nwb.subject.fields["subject_id"]
+    add_units(nwb, [np.arange(0, 3, 0.01)])
+    save_nwb(nwb, Path("a.nwb"))
+    said = run(
+        *["convert", "a.nwb", "-o", "out", "--modalities", "spikes", "--split", "a=0.5,b=0.5", "--group-by", "subject"]
+    )
+    names = ("bin_size_ms", "file", "identifier", "sampling_rates", "session", "start_time", "stop_time")
+    assert f"(--group-by subject). It has {', '.join(map(repr, names))}. Add the column" in said
 
 
 @pytest.mark.parametrize(

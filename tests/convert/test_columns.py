@@ -269,7 +269,9 @@ def test_shards_are_split_by_a_column_of_their_items_and_joined_with_a_table_by_
 
 
 def test_a_column_that_no_item_has_is_refused_with_those_that_there_are(files: list[Input], tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"ann_no\.npy does not say which subject it belongs to.* It has file, row\."):
+    with pytest.raises(
+        SourceError, match=r"ann_no\.npy does not say which subject it belongs to.* It has 'file', 'row'\."
+    ):
         convert(files, tmp_path / "out", ConvertOptions(split=Split(HALVES, "subject")))
     with pytest.raises(SourceError, match=r"does not say which age it belongs to \(label='age'\)"):
         convert(files, tmp_path / "out", ConvertOptions(columns=Columns(label="age")))

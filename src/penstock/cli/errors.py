@@ -187,14 +187,14 @@ def name_options(message: str, command: Any) -> str:
     """Return a message of the package with the options of a command in place of the arguments of Python.
 
     `shard_size must be`, `overwrite=True` and `fields=('a',)` become `--shard-size must be`, `--overwrite` and
-    `--fields a`. Arguments that are no options of the command stay as they are.
+    `--fields a`. Arguments that are no options of the command, and names in quotes, stay as they are.
     """
     options = {parameter.name: parameter.opts[0] for parameter in command.params if parameter.opts[0].startswith("--")}
     options |= {name: options[own] for name, own in _OTHER_NAMES.items() if name not in options and own in options}
     flags = {parameter.opts[0] for parameter in command.params if getattr(parameter, "is_flag", False)}
     if not options:
         return message
-    name = rf"(?<![\w/.-])({'|'.join(sorted(options, key=len, reverse=True))})"
+    name = rf"(?<![\w/.'-])({'|'.join(sorted(options, key=len, reverse=True))})"
 
     def write_option(found: re.Match[str]) -> str:
         option, value = options[found[1]], found[2]

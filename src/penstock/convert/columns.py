@@ -250,11 +250,11 @@ def _values(scan: Scan, name: str, what: str, advice: str) -> list[Any]:
     values = [item.get(name) for item in scan.items]
     for row, value in enumerate(values):
         if value is None:
+            have = ", ".join(map(repr, sorted({*scan.names, *scan.groups})))
             which = f"Item {row} of {scan.name}" if len(values) > 1 else scan.name
             raise SourceError(
-                f"{which} does not say which {name} it belongs to ({what}={name!r}). It has "
-                f"{', '.join(sorted({*scan.names, *scan.groups}))}. Add the column with a name pattern or a table. "
-                f"{advice}."
+                f"{which} does not say which {name} it belongs to ({what}={name!r}). It has {have}. Add the "
+                f"column with a name pattern or a table. {advice}."
             )
         if not isinstance(value, str | int | float | bool):
             raise SourceError(

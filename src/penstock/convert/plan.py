@@ -59,7 +59,7 @@ class Scan:
     """The shape of each field of the first item."""
 
     names: tuple[str, ...] = ()
-    """The names of the metadata of the first item."""
+    """The names of the metadata of the first item that are not None."""
 
     items: tuple[Mapping[str, Any], ...] = ()
     """Groups and metadata of each item that were asked for; a single entry if they are the same for all items."""
@@ -160,7 +160,7 @@ class Scanner:
                     digest,
                     cut_by_time(recording.span(numbers), self.split) if by_time and len(numbers) else None,
                     {name: tuple(np.shape(value)) for name, value in first.items()},
-                    tuple(about),
+                    tuple(name for name, value in about.items() if value is not None),
                     self._list_metadata(recording, about) if len(numbers) else (),
                     ids_of(recording) if self.with_ids else (),
                 )

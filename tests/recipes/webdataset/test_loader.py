@@ -1,6 +1,7 @@
 """WebDataset loaders: every sample once per epoch, in an order that depends on seed and epoch only."""
 
 import json
+import logging
 import pickle
 import tarfile
 from collections.abc import Callable
@@ -114,6 +115,17 @@ def test_a_loader_goes_to_workers_that_are_spawned(sets: Callable[..., Path]) ->
     epochs = [epoch_of(one, "fork"), epoch_of(one, "spawn")]
     assert epochs == [epoch_of(other, "fork"), epoch_of(other, "fork")]
     assert epochs[0] != epochs[1]
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_a_worker_of_torch_that_has_no_shard_says_nothing(
+    sets: Callable[..., Path], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("penstock"), "handlers", [logging.StreamHandler()])  # of the workers, too
+    loader = WebDatasetLoader(sets(), seed=1)
+    n_workers = len(loader.source.manifest.shards) + 1
+    assert sorted(xs(torch.utils.data.DataLoader(loader, None, num_workers=n_workers))) == list(range(N))
+    assert "no batches" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("k", [0, 1, 20, N])

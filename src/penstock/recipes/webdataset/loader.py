@@ -113,6 +113,8 @@ class WebDatasetLoader(IterableDataset[dict[str, Any]]):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         worker = get_worker_info()
+        if worker is not None and len(self._shards) <= worker.id < _MOST_WORKERS:
+            return  # there are fewer shards than workers
         loader = self._own_loader() if worker is None else self._worker_loader(worker.id, worker.num_workers)
         for batch in loader:
             yield {name: value[0] for name, value in batch.items()}
