@@ -3,9 +3,8 @@
 import gc
 import logging
 import os
-from collections.abc import Callable
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -13,10 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from penstock.core.errors import OptionError
 from penstock.plan.world import World
 
-__all__ = ["agree", "check_equal", "current_world"]
+__all__ = ["check_equal", "current_world"]
 
 _LOG = logging.getLogger("penstock")
-_T = TypeVar("_T")
 
 
 def current_world() -> World:
@@ -95,33 +93,3 @@ def check_equal(number: int, world: World, what: str) -> None:
         raise OptionError(
             f"{what} must be as many on all ranks, got {', '.join(map(str, numbers))}: the others would wait for ever."
         )
-
-
-def agree(choose: Callable[[], _T], world: World, what: str) -> _T:
-    """Return what rank 0 chooses, on every rank. With several ranks, all of them must call it.
-
-    Parameters
-    ----------
-    choose
-        Called on rank 0 only; an error that it raises is raised on every rank. What it returns must be picklable.
-    what
-        What is chosen, for the error if ranks cannot talk to each other.
-    """
-    if world.size == 1:
-        return choose()
-    if not (dist.is_available() and dist.is_initialized()):
-        raise OptionError(
-            f"{what} with {world.size} ranks needs torch.distributed, because all ranks must have the same order. Call "
-            "torch.distributed.init_process_group() before the loader is made, or leave it out."
-        )
-    answer: list[Any] = [None, None]
-    if world.rank == 0:
-        try:
-            answer[0] = choose()
-        except Exception as error:  # the other ranks wait for an answer
-            answer[1] = error
-    dist.broadcast_object_list(answer, src=0)
-    if answer[1] is not None:
-        raise answer[1]
-    chosen: _T = answer[0]
-    return chosen

@@ -1,7 +1,6 @@
 """WebDataset loaders over a URL: the batches and states of the folder that it is a copy of."""
 
 import json
-import logging
 import shutil
 from collections.abc import Callable
 from itertools import islice
@@ -16,7 +15,7 @@ from penstock_test_shards import ORDERS, OURS, flat, ours
 from penstock_webdataset_library import read_by_the_library, tars
 from torch.utils.data import DataLoader
 
-from penstock import Loader, RunOptions, TarSource, WindowShuffle, create_webdataset_dataloader
+from penstock import Loader, RunOptions, TarSource, create_webdataset_dataloader
 from penstock.recipes.webdataset import ShardedDatasetInfo, WebDatasetLoader
 from penstock.shard.index_tars import index_archives
 
@@ -109,18 +108,6 @@ def test_a_pattern_of_shards_at_a_url(local: Path, there: Endpoint) -> None:
     options = {"shuffle": False, "shard_pattern": "shard_00000[13].tar"}
     found = [int(sample["x"]) for sample in WebDatasetLoader(str(there.url), store=there.options, **options)]
     assert found == [*range(13, 26), *range(39, 52)]
-
-
-def test_order_auto_has_windows_and_measures_nothing(
-    there: Endpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("penstock.recipes.webdataset.auto_order.measure_storage", None)
-    with caplog.at_level(logging.INFO, "penstock"):
-        loader = create_webdataset_dataloader(str(there.url), 8, 0, order="auto", store=there.options, pin_memory=False)
-        with loader:
-            assert sorted(flat(loader)) == list(range(N))
-            assert isinstance(loader.plan.order, WindowShuffle)
-    assert f"Storage: {there.url}: speed unknown: a URL is not measured" in caplog.text
 
 
 def test_the_summary_of_a_url(local: Path, there: Endpoint) -> None:

@@ -28,7 +28,6 @@ from penstock.files.regular import read_regular
 from penstock.plan.cursor import check_count, show_value
 from penstock.plan.plan import Plan
 from penstock.plan.world import World
-from penstock.recipes.webdataset.auto_order import AutoOrderLoader, OrderChoice
 from penstock.recipes.webdataset.collate import collate_samples, collate_webdataset
 from penstock.recipes.webdataset.shuffle_options import ShuffleOptions, match_shards, select_index
 from penstock.run.options import RunOptions
@@ -163,20 +162,6 @@ class WebDatasetLoader(IterableDataset[dict[str, Any]]):
         """Return the plan of this loader: its order, in batches."""
         return self._plan(self._shards, batch_size, tail)
 
-    def loader_class(self, order: Literal["auto"] | None) -> Callable[..., Loader]:
-        """Return `Loader`; or with `"auto"`, the loader whose order fits the storage of these shards."""
-        if order is None:
-            return Loader
-        if order != "auto":
-            raise OptionError(f"order must be None or 'auto', got {order!r}.")
-        options = self._shuffle
-        if not (options.shuffle and options.shuffle_shards):
-            raise OptionError(
-                "order='auto' chooses among orders that shuffle items and shards, got "
-                f"shuffle={options.shuffle} and shuffle_shards={options.shuffle_shards}. Use order=None."
-            )
-        return partial(AutoOrderLoader, OrderChoice(self.source, self._shards, options.buffer_size))
-
     def close(self) -> None:
         """End all threads and close all files."""
         if self._loader is not None:
@@ -300,7 +285,6 @@ def create_webdataset_dataloader(
     prefetch_factor: int = 2,
     pin_memory: bool = True,
     *,
-    order: Literal["auto"] | None = None,
     drop_last: bool = False,
     pad_value: float | None = None,
     device: str | torch.device | None = None,
@@ -317,9 +301,6 @@ def create_webdataset_dataloader(
         As for `WebDatasetLoader`.
     batch_size, drop_last
         Samples per batch; leave out a last batch that is not full.
-    order
-        None: as `shuffle` and `buffer_size` say. `"auto"`: the order of the state that is loaded, or one that fits the
-        storage, measured at the first use (a URL is not); its windows mix `buffer_size` samples, if memory allows.
     num_workers, prefetch_factor, pin_memory
         Threads or processes that prepare batches, whichever is faster here; batches that each prepares ahead; whether
         these are in page-locked memory, if there is a CUDA device.
@@ -347,7 +328,7 @@ def create_webdataset_dataloader(
     dataset = WebDatasetLoader(shard_dir, shuffle=shuffle, buffer_size=buffer_size, **given)
     plan = dataset.plan(batch_size, tail="drop" if drop_last else "short")
     collate = _choose_collate(dataset.source, pad_value, keywords.collate_fn)
-    return dataset.loader_class(order)(
+    return Loader(
         dataset.source, plan, collate=collate, num_workers=num_workers, device=device, observer=observer,
         world=given.get("world"), options=keywords.run_options(num_workers, pin_memory=bool(pin_memory)),
     )  # fmt: skip

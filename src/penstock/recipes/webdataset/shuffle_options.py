@@ -54,10 +54,9 @@ def match_shards(source: TarSource, pattern: str | None) -> list[int]:
     return found
 
 
-def select_index(source: TarSource, shards: Sequence[int], index: Index | None = None) -> Index:
-    """Return the index of the items in some shards: a part of `index`, or of that of the source."""
-    index = source.index if index is None else index
+def select_index(source: TarSource, shards: Sequence[int]) -> Index:
+    """Return the index of the items in some shards."""
     if len(shards) == len(source.manifest.shards):
-        return index
+        return source.index
     counts = [shard.n_items for shard in source.manifest.shards]
-    return index.select(np.repeat(np.isin(np.arange(len(counts)), shards), counts))
+    return source.index.select(np.repeat(np.isin(np.arange(len(counts)), shards), counts))
