@@ -224,8 +224,10 @@ def wait_for_imports() -> None:
 
 def _find_importing_thread() -> int | None:
     """Return the number of another thread that is in the middle of an import."""
-    for thread, innermost in sys._current_frames().items():
-        frame: FrameType | None = innermost if thread != threading.get_ident() else None
+    frames: dict[int, FrameType] = sys._current_frames()
+    del frames[threading.get_ident()]  # a frame that refers to itself keeps all that its callers hold
+    for thread, innermost in frames.items():
+        frame: FrameType | None = innermost
         while frame is not None:
             if frame.f_code.co_filename == _IMPORTING:
                 return thread
