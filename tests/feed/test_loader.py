@@ -138,7 +138,7 @@ def test_windows_are_held_for_the_lanes_that_a_process_visits(
 ) -> None:
     source = ArraySource({"x": np.broadcast_to(np.float32(0), (400, 250_000))}, chunk_items=5)
     plan = Plan(source.index, WindowShuffle(3), batch_size=4, lanes=lanes)
-    options = RunOptions(executor=executor)
+    options = RunOptions(executor=executor, prefetch=2)
     with Loader(source, plan, num_workers=workers, world=World(0, ranks), options=options) as loader:
         assert loader.memory_estimate().windows_held == windows
 
@@ -152,7 +152,7 @@ def test_an_executor_that_was_chosen_holds_the_windows_that_it_holds_if_it_is_na
     monkeypatch.setattr("penstock.feed.execution.choose_executor", choose_threads)
     source = ArraySource({"x": np.broadcast_to(np.float32(0), (400, 250_000))}, chunk_items=5)
     plan = Plan(source.index, WindowShuffle(3), batch_size=4, lanes=4)
-    with Loader(source, plan, num_workers=3) as loader:
+    with Loader(source, plan, num_workers=3, options=RunOptions(prefetch=2)) as loader:
         next(iter(loader))
         assert repr(loader).endswith("executor='threads')")
         assert loader.memory_estimate().windows_held == 12

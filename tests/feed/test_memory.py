@@ -45,9 +45,15 @@ def test_threads_hold_the_batches_they_may_be_ahead(workers: int, prefetch: int)
     assert found.host_bytes == found.batches_held * 4 * ITEM
 
 
+@pytest.mark.parametrize(("batch_size", "ahead"), [(1, 32), (4, 8), (16, 2)])
+def test_by_default_large_batches_are_made_less_far_ahead(batch_size: int, ahead: int) -> None:
+    found = estimate(Sequential(), workers=2, executor="threads", batch_size=batch_size)
+    assert found.batches_held == 2 * ahead + 1
+
+
 def test_processes_hold_at_least_what_threads_do() -> None:
-    threads = estimate(Sequential(), workers=2, executor="threads")
-    processes = estimate(Sequential(), workers=2, executor="processes")
+    threads = estimate(Sequential(), workers=2, executor="threads", prefetch=2)
+    processes = estimate(Sequential(), workers=2, executor="processes", prefetch=2)
     assert processes.host_bytes >= threads.host_bytes
     # A worker may be making one batch more than it has ready.
     assert processes.batches_held == 2 * (2 + 1) + 1

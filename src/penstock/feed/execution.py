@@ -1,5 +1,6 @@
 """Which executor makes the batches of a loader, how many at a time and how far ahead."""
 
+import math
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
@@ -18,6 +19,7 @@ from penstock.run.handoff import Handoff
 from penstock.run.make_batch import BatchMaker, Failure, Record
 from penstock.run.options import Executor, RunOptions
 from penstock.run.pages import decide_pages
+from penstock.run.prefetch import Prefetch
 from penstock.run.processes.executor import run_in_processes
 from penstock.run.processes.pool import WorkerPool
 from penstock.run.read_ahead import ReadAhead, choose_told_plan, draws_into_next_epoch
@@ -41,6 +43,7 @@ class Execution:
         self.executor: Executor = options.executor_for(num_workers)
         """The executor; `"auto"` until the first batches were timed."""
         self._group_size = _group_size(plan.passes, maker)
+        self._prefetch = self._choose_prefetch(maker)
         self.maker = replace(maker, windows_held=self._window_capacity(self.executor)[0])
         """Makes batches in this process."""
         self._has_decided = False
@@ -78,7 +81,12 @@ class Execution:
             return self._run_in_threads(start, record, first_wait)
         if self._pool is None or not self._pool.is_own:
             self._pool = WorkerPool(
-                self._plan, self._world, self.maker, workers=self._num_workers, options=self.options
+                self._plan,
+                self._world,
+                self.maker,
+                workers=self._num_workers,
+                options=self.options,
+                prefetch=self._prefetch,
             )
         group_size = 1 if self._pool.is_remote else self._group_size
         return run_in_processes(self._pool, start, group_size=group_size, record=record, first_wait=first_wait)
@@ -90,20 +98,22 @@ class Execution:
         """
         self._plan = plan
         self._group_size = _group_size(plan.passes, self.maker)
+        self._prefetch = self._choose_prefetch(self.maker)
         windows = self._window_capacity(self.executor)[0]
         if windows or self.maker.windows_held or plan.seed != self.maker.seed:
             self._end_workers()
             self._transfers += Transfers() if self._pool is None else self._pool.transfers
             self._pool, self.maker = None, replace(self.maker, seed=plan.seed, windows_held=windows)
         elif self._pool is not None:
-            self._pool.plan = plan
+            self._pool.plan, self._pool.prefetch = plan, self._prefetch
         self.maker.pages.set_plan(plan)
 
     def memory_estimate(self, batch_bytes: int) -> MemoryEstimate:
         """Return the peak memory of an epoch whose batches have `batch_bytes`, in main memory."""
         group_size, workers = self._group_size, self._num_workers
-        ahead = {"inline": group_size, "threads": workers * self.options.prefetch * group_size}
-        held = ahead.get(self.executor, max(ahead["threads"], workers * (self.options.prefetch + 1))) + 1
+        prefetch = self._prefetch.count(batch_bytes * group_size)
+        ahead = {"inline": group_size, "threads": workers * prefetch * group_size}
+        held = ahead.get(self.executor, max(ahead["threads"], workers * (prefetch + 1))) + 1
         window_bytes = max_window_items(self._plan.passes) * (batch_bytes // self._plan.batch_size)
         windows = self.maker.windows_held
         if self.executor in ("processes", "auto"):
@@ -135,6 +145,15 @@ class Execution:
         """Return the share of this rank from `start` on."""
         return self._plan.epoch(start.epoch, start.origin).share(self._world, start.batch)
 
+    def _choose_prefetch(self, maker: BatchMaker) -> Prefetch:
+        """Return how far ahead groups are made; not far if windows of unknown bytes must be held meanwhile."""
+        passes = self._plan.passes
+        item_bytes: float | None = _item_bytes(maker)
+        if item_bytes is None:
+            item_bytes = 0 if passes.arrangement(0).windows is None else math.inf
+        items = passes.batch_size * self._group_size
+        return Prefetch(self.options.prefetch, items, items * item_bytes)
+
     def _end_workers(self) -> None:
         if self._pool is not None:
             self._pool.end()
@@ -142,7 +161,7 @@ class Execution:
     def _run_in_threads(
         self, start: Cursor, record: Record, first_wait: FirstWait
     ) -> tuple[Generator[Any, None, None], Callable[[], None]]:
-        handoff = Handoff(self._num_workers * self.options.prefetch)
+        handoff = Handoff(self._num_workers * self._prefetch.ahead)
         windows_ahead = self._window_capacity("threads")[1]
         setup = ThreadSetup(
             threads=self._num_workers,
@@ -150,6 +169,7 @@ class Execution:
             group_size=self._group_size,
             timeout_seconds=self.options.timeout_seconds,
             read_ahead=self.read_ahead(start, windows_ahead),
+            prefetch=self._prefetch,
         )
         batches = run_in_threads(
             lambda: self.share(start).draws(),
@@ -192,7 +212,7 @@ class Execution:
         lanes = -(-self._plan.lanes // self._world.size)
         if executor == "processes":
             return window_capacity(self._plan.passes, lanes=-(-lanes // self._num_workers), in_flight=0)
-        in_flight = self._num_workers * self.options.prefetch * self._group_size
+        in_flight = self._num_workers * self._prefetch.most * self._group_size
         return window_capacity(self._plan.passes, lanes=lanes, in_flight=in_flight)
 
 
@@ -238,9 +258,15 @@ class _Choosing:
 
 def _group_size(passes: Passes, maker: BatchMaker) -> int:
     """Return how many draws are made at a time."""
-    fields = maker.source.fields.values()
-    sizes = [field.typical_bytes if field.item_bytes is None else field.item_bytes for field in fields]
-    if passes.separate or maker.collate_group is None or any(size is None for size in sizes):
+    item_bytes = _item_bytes(maker)
+    if passes.separate or maker.collate_group is None or item_bytes is None:
         return 1
-    batch_bytes = passes.batch_size * sum(size or 0 for size in sizes)
-    return max(1, min(_MAX_GROUP, _GROUP_BYTES // max(batch_bytes, 1)))
+    return max(1, min(_MAX_GROUP, _GROUP_BYTES // max(passes.batch_size * item_bytes, 1)))
+
+
+def _item_bytes(maker: BatchMaker) -> int | None:
+    """Return the bytes of an item, approximately; None if they are not known."""
+    sizes = [
+        field.typical_bytes if field.item_bytes is None else field.item_bytes for field in maker.source.fields.values()
+    ]
+    return None if any(size is None for size in sizes) else sum(size or 0 for size in sizes)

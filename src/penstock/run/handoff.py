@@ -26,6 +26,13 @@ class Handoff:
         lock = threading.RLock()  # a thread that has it may collect garbage, whose finalizer calls `close`
         self._room, self._ready = threading.Condition(lock), threading.Condition(lock)
 
+    def allow(self, capacity: int) -> None:
+        """Let producers be `capacity` results ahead from now on."""
+        with self._room:
+            if capacity != self._capacity:
+                self._capacity = capacity
+                self._room.notify_all()
+
     def reserve(self, number: int) -> None:
         """Wait until work on result `number` may begin."""
         with self._room:

@@ -21,8 +21,9 @@ class RunOptions:
     """`"auto"`: inline without workers; with workers, threads, or processes if a few timed draws show that threads
     wait for each other (Python-heavy datasets and transforms)."""
 
-    prefetch: int = 2
-    """Batches that each worker may be ahead of the consumer."""
+    prefetch: int | None = None
+    """Batches that each worker may be ahead of the consumer. None: enough for 128 items, at most 32 MiB of batches, and
+    never fewer than 2, so that single slow items delay nobody."""
 
     start_method: StartMethod | None = None
     """How worker processes start; None: Python's default on this system."""
@@ -59,7 +60,8 @@ class RunOptions:
             allowed = ", ".join(map(repr, get_args(Executor)))
             raise OptionError(f"executor must be one of {allowed}, got {self.executor!r}.")
         for name, count in (("prefetch", self.prefetch), ("device_ahead", self.device_ahead)):
-            check_integer(name, count, at_least=1)
+            if count is not None:
+                check_integer(name, count, at_least=1)
         for name, size in (("read_ahead_bytes", self.read_ahead_bytes), ("page_cache_bytes", self.page_cache_bytes)):
             if size is not None and size < 0:
                 raise OptionError(f"{name} must be an integer >= 0, got {size!r}.")

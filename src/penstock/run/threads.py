@@ -22,6 +22,7 @@ from penstock.core.types import Draw
 from penstock.run.first_wait import QUIET_SECONDS, FirstWait
 from penstock.run.handoff import Closed, Handoff
 from penstock.run.make_batch import BatchMaker, Failure, Record
+from penstock.run.prefetch import Prefetch, count_bytes
 from penstock.run.read_ahead import ReadAhead
 
 __all__ = ["ThreadSetup", "run_in_threads", "run_inline"]
@@ -43,6 +44,8 @@ class ThreadSetup(NamedTuple):
         How long a batch may take; None: no limit.
     read_ahead
         Tells the source what comes after the batches that the threads make.
+    prefetch
+        How many groups each thread may be ahead.
     """
 
     threads: int
@@ -50,6 +53,7 @@ class ThreadSetup(NamedTuple):
     group_size: int
     timeout_seconds: float | None
     read_ahead: ReadAhead
+    prefetch: Prefetch
 
 
 def run_inline(
@@ -144,6 +148,9 @@ def _take_batches(handoff: Handoff, tasks: "_Tasks", setup: ThreadSetup, first_w
             return
         first_wait.end()
         tasks.forget(number)
+        if not setup.prefetch.is_given:
+            setup.prefetch.add(sum(count_bytes(result) for result in results if not isinstance(result, Failure)))
+            handoff.allow(setup.threads * setup.prefetch.ahead)
         results.reverse()
         while results:
             result = results.pop()

@@ -202,7 +202,9 @@ class ChunkStream:
         # With a device: chunks being copied there.
         with_consumer = {"cpu": 2, "cuda": ahead + 1}.get(kind, 1)
         on_device = {"cpu": 0, "cuda": ahead + 2}.get(kind, 2)
-        held = self._loader.options.prefetch + with_consumer
+        prefetch = self._loader.options.prefetch
+        assert prefetch is not None, "a stream is made with a number of chunks"
+        held = prefetch + with_consumer
         return MemoryEstimate(chunk_bytes, held, 0, 0, on_device * chunk_bytes)
 
     def _check_budget(self, plan: WindowBatches) -> None:

@@ -148,6 +148,7 @@ class _Run:
             for stage in answer.records:
                 self._record(*stage)
             assert answer.batches is not None, "a worker skips no request of the run that waits"
+            self._pool.prefetch.add(answer.batches.n_bytes)
             batches = self._slots.unpack(request.slot, answer.batches)
             self._send_requests()
         if self._pool.collate is not None:
@@ -159,14 +160,14 @@ class _Run:
     def _send_requests(self) -> None:
         """Send requests as far as workers and memory have room."""
         pool = self._pool
-        while self._n_ahead < pool.n_workers * pool.options.prefetch:
+        while self._n_ahead < pool.n_workers * pool.prefetch.ahead:
             steps = self._again[0][1] if self._again else next(self._groups, None)
             if steps is None:
                 return
             if not self._again:
                 heapq.heappush(self._again, (steps[0], steps))
             worker = self._choose_worker(steps)
-            if worker is None or (slot := self._slots.acquire()) is None:
+            if worker is None or (slot := self._slots.acquire(pool.prefetch.largest)) is None:
                 return
             heapq.heappop(self._again)
             request = Request(next(pool.numbers), self._start, steps, slot)
@@ -187,8 +188,9 @@ class _Run:
         else:
             chosen = min(workers, key=lambda worker: len(worker.requests))
         # A busy worker may wait for its answer to be read, and a full pipe would then block both sides: it gets few
-        # requests, and no plan.
-        room = min(self._pool.options.prefetch, _MAX_REQUESTS) if chosen.plan is self._pool.plan else 1
+        # requests, and no plan. With half of those that it may be ahead, the others are not idle when the epoch ends.
+        ahead = self._pool.prefetch.ahead
+        room = min(max(ahead // 2, min(ahead, 2)), _MAX_REQUESTS) if chosen.plan is self._pool.plan else 1
         return chosen if len(chosen.requests) < room else None
 
     # -- receiving -----------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from penstock.plan.batch_plan import BatchPlan
 from penstock.plan.world import World
 from penstock.run.make_batch import BatchMaker
 from penstock.run.options import RunOptions
+from penstock.run.prefetch import Prefetch
 from penstock.run.processes.messages import Specification
 from penstock.run.processes.process import WorkerProcess, end_processes, wait_for_imports
 from penstock.run.processes.ring import Ring
@@ -29,6 +30,7 @@ __all__ = ["WorkerPool"]
 
 _Mask = NDArray[np.bool_] | None
 
+_LARGE_SLOTS = 2  # for each worker; it gets small ones if it is further ahead
 _SLOTS_FOR_CONSUMER = 3  # the batch it works on, the one before, and the one it asks for
 
 
@@ -39,9 +41,18 @@ class WorkerPool:
     2. A process that was forked from this one leaves them alone, and makes a pool of its own.
     """
 
-    def __init__(self, plan: BatchPlan, world: World, maker: BatchMaker, *, workers: int, options: RunOptions) -> None:
-        self.plan, self.world, self.options = plan, world, options
-        """The plan may be replaced between runs; running workers get it with their next request."""
+    def __init__(
+        self,
+        plan: BatchPlan,
+        world: World,
+        maker: BatchMaker,
+        *,
+        workers: int,
+        options: RunOptions,
+        prefetch: Prefetch,
+    ) -> None:
+        self.plan, self.world, self.options, self.prefetch = plan, world, options, prefetch
+        """The plan may be replaced between runs, with its prefetch; running workers get it with their next request."""
         self.collate = maker.collate_group
         """Makes batches from a block, in this process: arrays cross more cheaply than tensors. None: workers do."""
         # Memory that is not pinned: workers have no device.
@@ -79,8 +90,10 @@ class WorkerPool:
     def ring(self) -> Ring:
         """The shared memory of the running workers."""
         if self._ring is None:
-            slots = self.n_workers * self.options.prefetch + _SLOTS_FOR_CONSUMER + 1
-            self._ring = Ring(slots, leased=_SLOTS_FOR_CONSUMER, workers=self.n_workers)
+            few = self.prefetch.ahead if self.prefetch.is_given else min(self.prefetch.most, _LARGE_SLOTS)
+            slots = self.n_workers * few + _SLOTS_FOR_CONSUMER + 1
+            small = self.n_workers * (self.prefetch.most - few)
+            self._ring = Ring(slots, leased=_SLOTS_FOR_CONSUMER, workers=self.n_workers, small=small)
         return self._ring
 
     def start(self) -> None:

@@ -16,6 +16,7 @@ import io
 import mmap
 import pickle
 from collections import deque
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ from penstock.run.processes.shared_pages import SharedPages
 
 __all__ = ["Packed", "Ring", "Slot"]
 
-_SLOT_BYTES = 1 << 28
+_SLOT_BYTES, _SMALL_SLOT_BYTES = 1 << 28, 1 << 22
 _ALIGNMENT = 64
 _COPIED_BYTES = 1 << 16  # arrays up to this size are copied out of a slot: about 10 µs
 
@@ -46,16 +47,24 @@ class Packed(NamedTuple):
 
     arrays: list[bytes]
 
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the object."""
+        return len(self.pickled) + sum(end - begin for begin, end in self.places) + sum(map(len, self.arrays))
+
 
 class Ring:
-    """Slots of shared memory, assigned by the consumer's process and written by the workers."""
+    """Slots of shared memory, assigned by the consumer's process and written by the workers.
 
-    def __init__(self, slots: int, leased: int, workers: int) -> None:
-        self._max_leased = leased
+    A few are large, and the others small: the address space of a process may be limited.
+    """
+
+    def __init__(self, slots: int, leased: int, workers: int, small: int = 0) -> None:
+        self._max_leased, self._n_large = leased, slots
         self._board_bytes = -(-2 * 8 * workers // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._pages = SharedPages(self._board_bytes + slots * _SLOT_BYTES)
-        self._free = deque(range(slots))
-        self._leases = Leases(self._free.append)
+        self._pages = SharedPages(self._board_bytes + slots * _SLOT_BYTES + small * _SMALL_SLOT_BYTES)
+        self._free, self._free_small = deque(range(slots)), deque(range(slots, slots + small))
+        self._leases = Leases(partial(_give_back, self._free, self._free_small, slots))
         self.board[: 2 * workers] = STARTING
 
     @property
@@ -65,13 +74,15 @@ class Ring:
 
     # -- in the consumer's process -------------------------------------------------------------------------------------
 
-    def acquire(self) -> int | None:
-        """Return a free slot for a worker to write to; None if there is none."""
+    def acquire(self, n_bytes: float = 0) -> int | None:
+        """Return a free slot for a worker to write `n_bytes` to, or more; None if there is none. 0: not known."""
+        if 0 < 2 * n_bytes <= _SMALL_SLOT_BYTES and self._free_small:
+            return self._free_small.pop()
         return self._free.pop() if self._free else None
 
     def release(self, slot: int) -> None:
         """Take back a slot whose content is not needed."""
-        self._free.append(slot)
+        _give_back(self._free, self._free_small, self._n_large, slot)
 
     def unpack(self, slot: int, packed: Packed) -> Any:
         """Return the object that a worker packed; the slot is free again when its large arrays are gone."""
@@ -97,11 +108,17 @@ class Ring:
 
     def slot_memory(self, slot: int) -> NDArray[np.uint8]:
         """Return the memory of a slot."""
-        begin = self._board_bytes + slot * _SLOT_BYTES
-        return self._pages.memory[begin : begin + _SLOT_BYTES]
+        n_small = max(0, slot - self._n_large)
+        begin = self._board_bytes + (slot - n_small) * _SLOT_BYTES + n_small * _SMALL_SLOT_BYTES
+        return self._pages.memory[begin : begin + (_SLOT_BYTES if slot < self._n_large else _SMALL_SLOT_BYTES)]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_board_bytes": self._board_bytes, "_pages": self._pages}
+        return {"_board_bytes": self._board_bytes, "_n_large": self._n_large, "_pages": self._pages}
+
+
+def _give_back(large: deque[int], small: deque[int], n_large: int, slot: int) -> None:
+    """Make a slot free; without the ring, which would otherwise refer to itself."""
+    (large if slot < n_large else small).append(slot)
 
 
 class Slot:
