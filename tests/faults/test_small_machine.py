@@ -1,6 +1,7 @@
 """Little shared memory, few open files, one CPU; and an interpreter that ends as soon as its loader is closed."""
 
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -9,8 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
-from penstock_test_processes import PARTS, read_answer, start_script
+from penstock_test_processes import PARTS, read_answer, run_isolated, start_script
+
+from penstock import Loader, Plan, RunOptions, Shuffle, TarSource, create_shards_from_arrays
+from penstock.core.errors import PenstockError
 
 SOAK = os.environ.get("PENSTOCK_TESTS") == "soak"
 NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
@@ -61,6 +66,33 @@ def test_batches_larger_than_dev_shm_arrive_with_256_open_files(method: str, col
         command, check=False, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": PARTS}
     )
     assert (ended.returncode, ended.stdout.strip()) == (0, "true"), ended.stderr
+
+
+def train_with_few_addresses(executor: str, folder: Path) -> str:
+    source = TarSource(folder)
+    loader = Loader(
+        source,
+        Plan(source.index, Shuffle(), batch_size=4),
+        num_workers=0 if executor == "inline" else 2,
+        options=RunOptions(executor),
+    )
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + (48 << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    try:
+        with loader:
+            return str(len(list(loader)))
+    except PenstockError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize(
+    ("executor", "message"),
+    [("inline", "ReadError: Could not open shard_.*memory .ulimit -v.*"), ("processes", "WorkerError: .*ulimit -v.*")],
+)
+def test_too_few_addresses_are_an_error_that_names_the_limit(executor: str, message: str, tmp_path: Path) -> None:
+    create_shards_from_arrays(tmp_path / "set", {"x": np.zeros((16, 8 << 20), np.uint8)}, shard_size=16)
+    assert re.fullmatch(message, run_isolated(train_with_few_addresses, executor, tmp_path / "set"))
 
 
 # -- one CPU -----------------------------------------------------------------------------------------------------------

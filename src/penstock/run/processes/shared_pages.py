@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.core.errors import WorkerError
 from penstock.files.unnamed import open_unnamed
 
 __all__ = ["SharedPages"]
@@ -31,7 +32,15 @@ class SharedPages:
     def memory(self) -> NDArray[np.uint8]:
         """All bytes, writable; arrays on them stay valid when this object is gone."""
         if self._mapped is None:
-            self._mapped = np.frombuffer(mmap.mmap(self._fd, self.n_bytes), np.uint8)
+            try:
+                mapped = mmap.mmap(self._fd, self.n_bytes)
+            except OSError as error:
+                raise WorkerError(
+                    f"Worker processes need {self.n_bytes >> 20:,} MiB of addresses for batches, most of which take no "
+                    f"memory, but the system gives none: {error.strerror}. Raise the limit of addresses (ulimit -v), "
+                    "or use executor='threads'."
+                ) from error
+            self._mapped = np.frombuffer(mapped, np.uint8)
         return self._mapped
 
     def read(self, n_bytes: int, at: int) -> bytes:

@@ -4,6 +4,7 @@ Each number about an item (where it begins, its checksums) is `first + row × st
 shard. One call reads all stored ones of a batch; one call copies an extent of all items, or the payloads of one field.
 """
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -247,7 +248,8 @@ class ShardEngine:
             if error.errno not in RESOURCE_ERRORS:
                 raise
             name = self.spec.manifest.shards[number].name
-            raise ReadError(f"Could not open {name}: {error}. Raise the limit of open files (ulimit -n).") from error
+            limit = "memory (ulimit -v)" if error.errno == errno.ENOMEM else "open files (ulimit -n)"
+            raise ReadError(f"Could not open {name}: {error}. Raise the limit of {limit}.") from error
 
     def _close_ready(self) -> None:
         if self.ready is not None:
