@@ -164,6 +164,11 @@ class TestTrials:
         rest = [batch["x"].tolist() for batch in batches]
         assert [first, *rest] == [draw.items.tolist() for draw in subject.plan.epoch(0).draws(range(16))]
 
+    def test_a_loader_may_have_workers(self) -> None:
+        for executor in ("threads", "processes"):
+            with loader(num_workers=1, options=RunOptions(executor=executor)) as subject:
+                assert tune(subject, budget=0.1, max_workers=1).batch_items == 4
+
     def test_nothing_is_left_running(self) -> None:
         before = set(threading.enumerate())
         tune(loader(), budget=0.1)

@@ -27,7 +27,7 @@ from penstock.files.machine import Machine, this_machine
 from penstock.observe.progress import track_progress
 from penstock.plan.cursor import Cursor
 from penstock.recipes.tune.tuning import NEAR, Setting, Trial, Tuning
-from penstock.run.options import Executor
+from penstock.run.options import Executor, RunOptions
 
 __all__ = ["tune"]
 
@@ -141,7 +141,8 @@ class _OfLoader:
     executors: tuple[Executor, ...] = ("threads", "processes")
 
     def __init__(self, loader: Loader) -> None:
-        self._loader = loader.run_as(0, loader.options, source=_copy_for_trials(loader.source))
+        self._options = loader.options
+        self._loader = loader.run_as(0, RunOptions(), source=_copy_for_trials(loader.source))
 
     def first_batch(self) -> Any:
         if not len(self._loader):
@@ -149,7 +150,7 @@ class _OfLoader:
         return self._loader.at(0, 0)
 
     def _run_as(self, setting: Setting) -> Loader:
-        options = replace(setting.apply_to(self._loader.options), memory_bytes=None)
+        options = replace(setting.apply_to(self._options), memory_bytes=None)
         return self._loader.run_as(setting.workers, options)
 
     def batches(self, setting: Setting, turn: int) -> Generator[Any, None, None]:
