@@ -45,11 +45,10 @@ class Setting:
     def apply_to(self, options: RunOptions) -> RunOptions:
         """Return the options of a penstock loader with this setting."""
         executor: Executor = self.executor if self.workers else "auto"
+        prefetch = self.prefetch if self.workers else options.prefetch
         timeout = options.timeout_seconds if self.workers else None
         persistent = self.executor == "processes"
-        return replace(
-            options, executor=executor, prefetch=self.prefetch, persistent=persistent, timeout_seconds=timeout
-        )
+        return replace(options, executor=executor, prefetch=prefetch, persistent=persistent, timeout_seconds=timeout)
 
     def __str__(self) -> str:
         if not self.workers:
