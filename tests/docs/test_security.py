@@ -21,7 +21,6 @@ _LOCAL_SOCKETS = {
     "penstock.files.stores.clients.messages",
     "penstock.files.stores.clients.process_client",
 }
-_PAGES_OF_LINKS = {"penstock.files.stores.index_page"}  # of the web server of a pattern; obstore lists none
 
 
 def test_the_limits_of_the_page_are_those_of_the_code() -> None:
@@ -54,7 +53,7 @@ def test_the_root_has_the_page_that_github_shows() -> None:
 @pytest.mark.parametrize("name", sorted(_CONNECTING))
 def test_modules_that_open_connections_are_known(name: str) -> None:
     found = {module for module in MODULES if any(name in names for names in _list_imports(module))}
-    assert found == {"socket": _LOCAL_SOCKETS, "http": _PAGES_OF_LINKS, "urllib": _PAGES_OF_LINKS}.get(name, set())
+    assert found == (_LOCAL_SOCKETS if name == "socket" else set())
 
 
 @cache

@@ -1,4 +1,4 @@
-"""From what the user gives to files and URLs: patterns are expanded by listing a folder, a bucket or a web page."""
+"""From what the user gives to files and URLs: patterns are expanded by listing a folder or a bucket."""
 
 import fnmatch
 import glob
@@ -9,7 +9,6 @@ from pathlib import Path
 
 from penstock.convert.inputs.protocol import input_place
 from penstock.core.errors import ReadError, SourceError
-from penstock.files.stores.index_page import list_page
 from penstock.files.stores.open_store import open_store
 from penstock.files.stores.options import StoreOptions
 from penstock.files.stores.url import Url
@@ -52,29 +51,16 @@ def _expand_url(url: Url, store: StoreOptions | None) -> list[Url]:
     matches = _compile(parts[n_fixed:])
     try:
         names = [info.key for info in open_store(folder, store).list_objects()]
-    except ReadError:
+    except ReadError as error:
         if not url.is_http:
             raise
-        names = _list_page(url, folder, store, is_deep=len(parts) - n_fixed > 1)
+        raise SourceError(
+            f"The web server does not list its files, got the pattern {url}: {error} Name each file."
+        ) from error
     found = sorted({match[0] for name in names if (match := matches.match(name)) is not None})
     if not found:
         raise SourceError(f"No object matches {url}.")
     return [folder / name for name in found]
-
-
-def _list_page(url: Url, folder: Url, store: StoreOptions | None, *, is_deep: bool) -> list[str]:
-    """Return the names that a web server shows on a page of links."""
-    if is_deep:
-        raise SourceError(
-            f"Only the last part of the address of a web server may be a pattern, got {url}. Use one for the names of "
-            f"files, or name each file."
-        )
-    try:
-        return list_page(folder, store)
-    except ReadError as error:
-        raise SourceError(
-            f"The web server does not list its files, got the pattern {url}: {error} Name each file."
-        ) from error
 
 
 def _compile(parts: Sequence[str]) -> re.Pattern[str]:
