@@ -300,7 +300,6 @@ def test_what_makes_no_sense_says_what_to_do(places: Path) -> None:
         (lambda: ps.open([{"x": 1}]).fields("x"), ps.OptionError, r"objects without named fields, .* such as map\("),
         (lambda: data.fields("labl"), ps.OptionError, r"got \('labl',\)\. Did you mean 'label'\?"),
         (lambda: ps.open(places / "shards").fields("labl"), ps.SourceError, r"got 'labl'\. Did you mean 'label'\?"),
-        (lambda: ps.Zip([data.source] * 2, on="labl"), ps.OptionError, r"has 'x', 'label'\. Did you mean 'label'\?"),
         (
             lambda: data.where("label == 9").balance("label"),
             ps.PlanError,

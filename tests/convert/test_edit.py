@@ -14,7 +14,6 @@ from penstock.convert import Edits, edit_dataset
 from penstock.shard.outputs.write_options import WriteOptions
 from penstock.shard.verify import verify_shards
 from penstock.shard.writer import ShardWriter
-from penstock.source import Take
 
 
 def subject_of(number: int) -> str:
@@ -195,9 +194,6 @@ def test_a_sidecar_has_the_added_field_of_the_same_items(workers: int, datasets:
     expected = [30 * n + 3 + n * 5 % 7 for n in range(14)]
     both = Zip([TarSource(datasets[0]), TarSource(tmp_path / "side", fields=["total"])])
     assert both.take(np.arange(14))["total"].tolist() == expected
-    backwards = Take(TarSource(datasets[0], fields=["y", "__key__"]), np.arange(14)[::-1])
-    joined = Zip([backwards, TarSource(tmp_path / "side", fields=["total", "__key__"])], on="__key__")
-    assert joined.take(np.arange(14))["total"].tolist() == expected[::-1]
     assert tree(datasets[0]) == before
     edit(datasets, tmp_path / "copy", add_fields={"total": total}, copy=True, where="rank > 2", drop_fields=["x"])
     items = read(tmp_path / "copy")

@@ -13,7 +13,6 @@ from penstock.core.index import Index, join_presence
 from penstock.core.protocols import Source
 from penstock.core.types import UNNAMED, Block, Field, Span
 from penstock.source.checks import allocate_block, check_items, fill_rows, keep_existing
-from penstock.source.keys import align_sources
 from penstock.source.select.selectable import Selectable, check_fields, select_fields
 from penstock.source.wrapper import Wrapper, add_up, call_prepare, call_release
 
@@ -159,30 +158,17 @@ class Numbered(Selectable, Wrapper):
 class Zip(Selectable, Wrapper):
     """Several sources of equal length, side by side: item i has the fields of item i of each.
 
-    Parameters
-    ----------
-    on
-        A field of all sources: the items that have the same key belong together, in the order of the first source.
-        Keys are integers or text; one that is missing in a source, or comes twice, is an error that names it. They are
-        read when the Zip is made, and 8 bytes per item are kept. None: items belong together by position.
-
     Examples
     --------
     >>> from penstock.source.array import ArraySource
     >>> both = Zip([ArraySource({"x": np.arange(3)}), ArraySource({"y": np.arange(3) * 2})])
     >>> {name: array.tolist() for name, array in both.take(np.array([2])).items()}
     {'x': [2], 'y': [4]}
-    >>> names = ArraySource({"id": np.array([7, 8, 9]), "name": np.array(["g", "h", "i"])})
-    >>> ages = ArraySource({"id": np.array([9, 7, 8]), "age": np.array([90, 70, 80])})
-    >>> Zip([names, ages], on="id").take(np.array([0, 2]))["age"].tolist()
-    [70, 90]
     """
 
-    def __init__(self, sources: Sequence[Source], *, on: str | None = None) -> None:
+    def __init__(self, sources: Sequence[Source]) -> None:
         if not sources:
             raise SourceError("sources of Zip must have at least one source, got none.")
-        if on is not None:
-            sources = align_sources(sources, on)
         self._parts = self._sources = tuple(sources)
         lengths = [len(source.index) for source in sources]
         if len(set(lengths)) > 1:
