@@ -366,6 +366,8 @@ class Loader:
 
     def _report_left_out(self) -> None:
         share = self._position.share()
+        # The last segment of a pass has the fewest items: it is refused now, not when it comes.
+        self.plan.epoch((self.plan.epochs_per_pass or 1) - 1).share(self.world)
         if not share.n_steps:
             _LOG.warning(
                 "The epochs of this loader have no batches: %s items, batch_size=%s, tail=%r, %s ranks.",

@@ -172,16 +172,10 @@ class ChunkedSampler(Sampler[int]):
         self.position.load_state_dict(state)
 
     def _check_shares(self) -> None:
-        """Raise OptionError if the ranks cannot share a chunk; warn if they leave batches out."""
+        """Raise PlanError if the ranks cannot share a chunk; warn if they leave batches out."""
         last = 0 if self.segments.tail == "drop" else self.total_chunks - 1
         for chunk in {0, max(0, last)}:
             left_out = self.segments.epoch(chunk).share(self.world).left_out
-            if left_out and self.segments.tail == "short":
-                raise OptionError(
-                    f"The last step of a pass must have an item for each of {self.world.size} ranks, got fewer: "
-                    f"{self.dataset_size} items in batches of {self.segments.batch_size} and chunks of "
-                    f"{self.segments.length} batches. Use another batch_size or chunk_size."
-                )
             if left_out:
                 _LOG.warning(
                     "%s of %s batches of each chunk are left out, because %s ranks cannot share them equally. "
