@@ -1,0 +1,62 @@
+"""Lines of each room, which may only fall: a commit that makes a room smaller lowers its number here.
+
+A number is raised only with a decision page that says what the lines buy.
+"""
+
+from pathlib import Path
+
+import pytest
+from penstock_tree import ROOT, SRC
+
+BUDGET = {
+    "chain": 461,
+    "cli": 2824,
+    "convert": 8887,
+    "core": 2676,
+    "demo": 1452,
+    "doctor": 1972,
+    "feed": 2002,
+    "files": 5082,
+    "observe": 3288,
+    "plan": 4352,
+    "recipes": 12197,
+    "report": 2665,
+    "run": 3212,
+    "shard": 7878,
+    "source": 16714,
+    "transform": 2260,
+    "the C part": 1180,
+    "tests": 80263,
+    "tests/campaign": 7093,
+    "pages of docs/how-to": 49,
+}
+_SLACK = 40
+"""Lines that a number may be above the room, so that not every small mend changes it."""
+
+
+def _count(*paths: Path) -> int:
+    return sum(len(path.read_text().splitlines()) for path in paths)
+
+
+def _measure() -> dict[str, int]:
+    package = SRC / "penstock"
+    rooms = [folder for folder in sorted(package.iterdir()) if any(folder.rglob("*.py"))]
+    found = {folder.name: _count(*folder.rglob("*.py")) for folder in rooms}
+    found["the C part"] = _count(*package.rglob("*.c"))
+    campaign = ROOT / "tests" / "campaign"
+    tests = [path for path in (ROOT / "tests").rglob("*.py") if campaign not in path.parents]
+    found |= {"tests": _count(*tests), "tests/campaign": _count(*campaign.rglob("*.py"))}
+    found["pages of docs/how-to"] = len(list((ROOT / "docs" / "how-to").glob("*.md")))
+    return found
+
+
+@pytest.mark.parametrize("room", BUDGET)
+def test_a_room_keeps_within_its_lines(room: str) -> None:
+    lines, budget = _measure()[room], BUDGET[room]
+    assert lines <= budget, f"{room} has {lines} lines and may have {budget}: join or delete a mechanism"
+    slack = _SLACK if budget > 100 else 0
+    assert budget <= lines + slack, f"{room} has only {lines} lines: lower its budget from {budget}"
+
+
+def test_every_room_has_a_budget() -> None:
+    assert sorted(_measure()) == sorted(BUDGET)
