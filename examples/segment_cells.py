@@ -190,15 +190,13 @@ def train(split: cellmap.CellMapDataSplit, batches: int, batch_size: int, seed: 
 
 
 def predict(model: UNet, raw: str, out: Path, patch: dict) -> None:
-    """Predict a whole volume, in patches that overlap by a quarter and are blended."""
+    """Predict a whole volume, patch by patch."""
     with cellmap.CellMapDatasetWriter(
         raw,
         f"{out}/[{','.join(CLASSES)}]",
         CLASSES,
         {"raw": patch},
         {"probability": patch},
-        blend="linear",
-        levels=2,
         raw_value_transforms=centred,
     ) as writer:
         for batch in writer.loader(batch_size=4):

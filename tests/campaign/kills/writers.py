@@ -99,12 +99,10 @@ def _kill_a_writer_of_predictions(rng: random.Random, folder: Path, number: int)
     datasets = [{"path": "s0", "coordinateTransformations": [{"type": "scale", "scale": [8.0, 4.0, 4.0]}]}]
     axes = [{"name": name, "type": "space"} for name in "zyx"]
     group.attrs["multiscales"] = [{"version": "0.4", "axes": axes, "datasets": datasets}]
-    blend: Any = rng.choice(("abut", "linear"))
 
     def run(place: Path) -> None:
         patches = {"raw": _PATCH}, {"gt": _PATCH}
-        options: Any = {"blend": blend, "levels": 2, "resume": True}
-        with CellMapDatasetWriter(str(raw), f"{place}/[mito]", ["mito"], *patches, _BOUNDS, **options) as writer:
+        with CellMapDatasetWriter(str(raw), f"{place}/[mito]", ["mito"], *patches, _BOUNDS, resume=True) as writer:
             for batch in writer.loader(batch_size=2):
                 writer[batch["idx"]] = {"mito": batch["raw"] + 100_000}
 

@@ -3,13 +3,12 @@
 import math
 from fractions import Fraction
 
-import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import OptionError
-from penstock.recipes.cellmap.predictions.tiles import Voxels, axis_tiles, ramp, voxels_between
+from penstock.recipes.cellmap.predictions.tiles import Voxels, axis_tiles, voxels_between
 
 EIGHTHS = st.integers(1, 40).map(lambda n: n / 8)
 
@@ -18,11 +17,9 @@ EIGHTHS = st.integers(1, 40).map(lambda n: n / 8)
     sizes=st.tuples(st.integers(1, 60), st.integers(1, 20)),
     scale=EIGHTHS,
     centers=st.tuples(EIGHTHS, st.integers(-8, 8), st.integers(1, 120)),
-    overlap=st.none() | st.integers(0, 10),
 )
-def test_patches_cover_every_voxel_or_none_could(sizes, scale, centers, overlap) -> None:
+def test_patches_cover_every_voxel_or_none_could(sizes, scale, centers) -> None:
     (count, size), (step, shift, n_centers) = sizes, centers
-    assume(overlap is None or overlap <= size // 2)
     first, origin = 3.0, 3.0 + shift / 8
     # Where a patch around each center begins: its first voxel is the nearest one, the upper one of two.
     begins = [
@@ -37,19 +34,16 @@ def test_patches_cover_every_voxel_or_none_could(sizes, scale, centers, overlap)
     # Some voxel is out of reach, or centers are further apart than patches are long.
     may_refuse = not set(range(count)) <= reached or math.ceil(Fraction(step) / Fraction(scale)) > size
     try:
-        tiles = axis_tiles("z", Voxels(first, scale, count), size, (origin, step, n_centers), overlap=overlap)
+        tiles = axis_tiles("z", Voxels(first, scale, count), size, (origin, step, n_centers))
     except OptionError:
         assert may_refuse
         return
     assert [begins[place] for place in tiles.places] == tiles.begins.tolist()
     covered = [set(range(begin, begin + size)) for begin in tiles.begins.tolist()]
     assert set(range(count)) <= set().union(*covered)
-    if overlap is None:
-        cells = [range(begin, min(begin + tiles.stride, count)) for begin in range(0, count, tiles.stride)]
-        assert len(cells) == len(covered)
-        assert all(set(cell) <= patch for cell, patch in zip(cells, covered, strict=True))
-    else:
-        assert len(set(tiles.places.tolist())) == len(tiles.places)
+    cells = [range(begin, min(begin + tiles.stride, count)) for begin in range(0, count, tiles.stride)]
+    assert len(cells) == len(covered)
+    assert all(set(cell) <= patch for cell, patch in zip(cells, covered, strict=True))
 
 
 @given(count=st.integers(1, 50), size=st.integers(1, 20), odd=st.booleans())
@@ -79,12 +73,3 @@ def test_voxels_are_those_whose_centers_lie_within(n_stored, scale, stored_scale
     found = voxels_between("y", (low, high), scale, edges)
     assert [found.first + k * scale for k in range(found.count)] == wanted
     assert voxels_between("y", (low, high), scale, None).count == len(everything)
-
-
-@given(size=st.integers(1, 30), overlap=st.integers(0, 15))
-def test_ramps_of_neighbours_have_the_same_sum_everywhere(size: int, overlap: int) -> None:
-    assume(2 * overlap <= size)
-    total, stride = np.zeros(4 * size, np.int64), size - overlap
-    for begin in range(0, 3 * stride, stride):
-        total[begin : begin + size] += ramp(size, overlap)
-    assert set(total[overlap : 3 * stride].tolist()) == {overlap + 1}

@@ -3,7 +3,6 @@
 import math
 import random
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 import zarr
 
 from penstock.core.errors import OptionError
-from penstock.recipes.cellmap.predictions.ngff import downsample
 from penstock.recipes.cellmap.predictions.writer import CellMapDatasetWriter
 from penstock.source.volume.ngff import Multiscale
 from penstock.source.volume.source import VolumeArray, VolumeSource
@@ -113,12 +111,6 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
         "inputs": {"raw": {"shape": (8, 8, 6), "scale": (4, 4, 8)}},
         "targets": {"gt": {"shape": (8, 7, 6), "scale": (4, 4, 8)}},
     },
-    "blended": {"blend": "linear"},
-    "blended by half, not padded": {"blend": "linear", "overlap": 0.5, "pad": False},
-    "blended, with context": {
-        "blend": "linear",
-        "inputs": {**INPUTS, "wide": {"shape": (6, 8, 8), "scale": (16, 8, 8)}},
-    },
 }
 
 
@@ -154,9 +146,8 @@ def test_every_voxel_is_written_at_its_world_position(case: str, raw: str, tmp_p
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("blend", ["abut", "linear"])
-def test_predictions_land_where_their_patches_were_read(workers: int, blend: Any, raw: str, tmp_path: Path) -> None:
-    with writer(raw, tmp_path / "out.zarr", blend=blend) as made:
+def test_predictions_land_where_their_patches_were_read(workers: int, raw: str, tmp_path: Path) -> None:
+    with writer(raw, tmp_path / "out.zarr") as made:
         loader = made.loader(batch_size=4, num_workers=workers)
         seen = []
         for batch in loader:
@@ -169,35 +160,6 @@ def test_predictions_land_where_their_patches_were_read(workers: int, blend: Any
     assert np.array_equal(root["mito/s0"][...], data)
     assert np.array_equal(root["er/s0"][...], data * 2)
     assert sorted(path.name for path in (tmp_path / "out.zarr").iterdir()) == [".zgroup", "er", "mito"]
-
-
-def test_blending_is_the_weighted_mean_and_does_not_depend_on_the_order(raw: str, tmp_path: Path) -> None:
-    rng = np.random.default_rng(3)
-    results, values = [], {}
-    for number in range(3):
-        out = tmp_path / str(number)
-        with writer(raw, out, classes=["mito"], target_path=str(out / "mito"), blend="linear", overlap=0.4) as made:
-            items = made.writer_indices
-            values = values or {item: rng.standard_normal((6, 8, 8)).astype(np.float32) for item in items}
-            random.Random(number).shuffle(items)
-            with ThreadPoolExecutor(3) as threads:
-                list(threads.map(made.__setitem__, items, [{"mito": values[item]} for item in items]))
-        results.append(stored(out / "mito")[0])
-    assert all(result.tobytes() == results[0].tobytes() for result in results)
-    total, weight = np.zeros((13, 20, 17)), np.zeros((13, 20, 17))
-    rises = [[min(i + 1, size - i, int(size * 0.4) + 1) for i in range(size)] for size in (6, 8, 8)]
-    share = np.einsum("i,j,k->ijk", *(np.array(rise, float) for rise in rises))
-    for item, patch in values.items():
-        center = made.get_center(item)
-        low = [
-            round((center[axis] - first) / step - size / 2 + 0.5)
-            for axis, first, step, size in zip("zyx", (40, -6, 10), (8, 4, 4), (6, 8, 8), strict=True)
-        ]
-        where = tuple(slice(begin, begin + size) for begin, size in zip(low, (6, 8, 8), strict=True))
-        total[where] += share * patch
-        weight[where] += share
-    assert np.allclose(results[0], total / weight, rtol=1e-6, atol=1e-7)
-    assert np.ptp(weight) > 0
 
 
 def test_slices_fill_a_volume(raw: str, tmp_path: Path) -> None:
@@ -244,7 +206,7 @@ def test_only_the_wanted_channels_are_written(raw: str, tmp_path: Path) -> None:
 
 def test_values_that_are_not_finite_are_kept_and_the_last_write_counts(raw: str, tmp_path: Path) -> None:
     odd = np.resize(np.array([np.nan, np.inf, -np.inf, 1e-45], np.float32), (1, 6, 8, 8))
-    with writer(raw, tmp_path, levels=2) as made:
+    with writer(raw, tmp_path) as made:
         filled(made, start=5)
         made[made.writer_indices[:1]] = {"mito": odd}
     values, _ = stored(tmp_path / "mito")
@@ -254,7 +216,7 @@ def test_values_that_are_not_finite_are_kept_and_the_last_write_counts(raw: str,
 
 
 def test_uint8_accepts_integers_and_refuses_others_before_anything_is_written(raw: str, tmp_path: Path) -> None:
-    made = writer(raw, tmp_path, dtype="uint8", levels=2)
+    made = writer(raw, tmp_path, dtype="uint8")
     items = made.writer_indices
     before = tree(tmp_path)
     for wrong in (256.0, -1.0, 0.5, np.nan):
@@ -264,36 +226,12 @@ def test_uint8_accepts_integers_and_refuses_others_before_anything_is_written(ra
             made[items[6:8]] = {"gt": values}
     assert tree(tmp_path) == before
     rng = np.random.default_rng(0)
-    made[items] = {"gt": torch.from_numpy(rng.integers(0, 3, (len(items), 2, 6, 8, 8)))}
+    values = rng.integers(0, 256, (len(items), 2, 6, 8, 8))
+    made[items] = {"gt": torch.from_numpy(values)}
     made.finalize()
-    fine, _ = stored(tmp_path / "mito")
-    coarse, places = stored(tmp_path / "mito", 1)
-    assert fine.dtype == coarse.dtype == np.uint8
-    for at in np.ndindex(*coarse.shape):
-        block = fine[tuple(slice(2 * n, 2 * n + 2) for n in at)]
-        counts = np.bincount(block.ravel())
-        assert coarse[at] == np.argmax(counts)  # the first, and so the smallest, of the most frequent
-    assert [line[0] for line in places] == [44, -4, 12]
-
-
-def test_coarser_levels_are_means_also_at_the_border(raw: str, tmp_path: Path) -> None:
-    with writer(raw, tmp_path, levels=5) as made:
-        for batch in made.loader(batch_size=9):
-            made[batch["idx"]] = {"gt": torch.cat([batch["raw"]] * 2, dim=1)}
-    finer, _ = stored(tmp_path / "mito")
-    for level in range(1, 5):
-        values, places = stored(tmp_path / "mito", level)
-        assert values.shape == tuple(-(-size // 2) for size in finer.shape)
-        for at in np.ndindex(*values.shape):
-            block = finer[tuple(slice(2 * n, 2 * n + 2) for n in at)]
-            assert values[at] == np.float32(block.astype(float).mean())
-        assert places[2][0] == 10 + (2**level - 1) * 4 / 2
-        finer = values
-    assert finer.shape == (1, 2, 2)
-    source = VolumeSource({"p": VolumeArray(str(tmp_path / "mito"), (1, 1, 1), (32, 16, 16), "nearest")})
-    assert source.grid_shape == (4, 5, 5)
-    assert source.take(source.item_of([[1, 2, 3]]))["p"].item() == stored(tmp_path / "mito", 2)[0][1, 2, 3]
-    assert downsample(np.ones((1, 3)), (1, 2), "mean").tolist() == [[1, 1]]
+    found, _ = stored(tmp_path / "mito")
+    assert found.dtype == np.uint8
+    assert np.array_equal(found[:6, :8, :8], values[0, 0])
 
 
 def test_invalid_options_are_refused_and_nothing_is_touched(raw: str, tmp_path: Path) -> None:
@@ -314,11 +252,7 @@ def test_invalid_options_are_refused_and_nothing_is_touched(raw: str, tmp_path: 
         "must name axes of z, y, x, got \\['t'\\]": {"target_bounds": {"gt": {"t": [0, 1]}}},
         "along z must lie within .*got \\[0.0, 60.0\\]": {"target_bounds": {"gt": {"z": [0, 60]}}},
         "Patches along z must cover .*6 voxels .* Use pad=True": {"pad": False, "inputs": LARGE},
-        "blend must be .*got 'mean'": {"blend": "mean"},
-        "overlap needs blend='linear'": {"overlap": 0.1},
-        "overlap must be a fraction .*got 0.6": {"overlap": 0.6, "blend": "linear"},
         "dtype must be .*got 'int8'": {"dtype": "int8"},
-        "levels": {"levels": 0},
         "Options must be among .*got depth": {"depth": 3},
         "must not have names of classes": {"targets": {"er": TARGETS["gt"]}},
         "target_arrays must have at least one": {"targets": {}},

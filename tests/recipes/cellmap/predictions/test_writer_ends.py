@@ -1,6 +1,5 @@
 """How a write ends: complete, refused, interrupted, on a full disk, or killed at any moment and resumed."""
 
-import itertools
 import json
 import math
 import os
@@ -112,9 +111,9 @@ def test_resuming_continues_with_the_missing_patches(raw: str, tmp_path: Path) -
 
 
 def test_missing_patches_may_be_left_unknown(raw: str, tmp_path: Path) -> None:
-    for blend, fill in itertools.product(("abut", "linear"), ("float32", "uint8")):
-        out = tmp_path / f"{blend}-{fill}"
-        made = writer(raw, out, blend=blend, dtype=fill, levels=2)
+    for fill in ("float32", "uint8"):
+        out = tmp_path / fill
+        made = writer(raw, out, dtype=fill)
         made[made.writer_indices[0]] = {"gt": 7}
         made.finalize(missing="fill")
         values = stored(out / "mito")
@@ -173,12 +172,12 @@ from penstock.recipes.cellmap.predictions.writer import CellMapDatasetWriter
 
 PATCH = {"shape": (6, 8, 8), "scale": (8, 4, 4)}
 
-def write(raw, out, blend):
+def write(raw, out):
     whole = os.write
     os.write = lambda handle, content: whole(handle, content[: max(len(content) // 2, 256)])  # and the rest next time
     bounds = {"gt": {"z": [0, 64], "y": [0, 64], "x": [0, 32]}}
     with CellMapDatasetWriter(raw, out + "/[mito,er]", ["mito", "er"], {"raw": PATCH}, {"gt": PATCH}, bounds,
-                              overwrite=True, blend=blend, levels=2) as writer:
+                              overwrite=True) as writer:
         for batch in writer.loader(batch_size=1):
             writer[batch["idx"]] = {"mito": batch["raw"] + 100_000, "er": -batch["raw"]}
 
@@ -192,32 +191,31 @@ def killer() -> Iterator[Killer]:
         yield killer
 
 
-@pytest.mark.parametrize("blend", ["abut", "linear"])
 def test_a_killed_writer_leaves_the_old_or_the_new_image_and_can_be_resumed(
-    blend: Any, raw: str, killer: Killer, tmp_path: Path
+    raw: str, killer: Killer, tmp_path: Path
 ) -> None:
     bounds = {"gt": {"z": [0, 64], "y": [0, 64], "x": [0, 32]}}
     expected = np.arange(math.prod(SHAPE), dtype=np.float32).reshape(SHAPE)[:8, :16, :8]
-    with writer(raw, tmp_path / "whole", target_bounds=bounds, blend=blend, levels=2) as made:
+    with writer(raw, tmp_path / "whole", target_bounds=bounds) as made:
         items = made.writer_indices
         for batch in made.loader(batch_size=1):
             made[batch["idx"]] = {"mito": batch["raw"] + 100_000, "er": -batch["raw"]}
     new = {label: arrays(tmp_path / "whole" / label) for label in ("mito", "er")}
     assert np.array_equal(new["mito"]["s0"], expected + 100_000)
-    with writer(raw, tmp_path / "old", target_bounds=bounds, blend=blend, levels=2) as made:
+    with writer(raw, tmp_path / "old", target_bounds=bounds) as made:
         filled(made)
     old = {label: arrays(tmp_path / "old" / label) for label in ("mito", "er")}
-    total = killer.run(raw=raw, out=str(tmp_path / "alive"), blend=blend)["count"]
+    total = killer.run(raw=raw, out=str(tmp_path / "alive"))["count"]
     begun, redone = 0, set()
     for at in range(1, total) if SOAK else {*range(9, total, total // 12), total - 9, total - 5, total - 1}:
         out = tmp_path / str(at)
         shutil.copytree(tmp_path / "old", out)
-        assert killer.run(raw=raw, out=str(out), blend=blend, at=at)["killed"]
+        assert killer.run(raw=raw, out=str(out), at=at)["killed"]
         for label in ("mito", "er"):
             places = (out / label, out / f".{label}.writing" / "replaced")
             there = [arrays(place) for place in places if place.exists()]
             assert any(same(found, which[label]) for found in there for which in (old, new)), (at, label)
-        with writer(raw, out, target_bounds=bounds, overwrite=True, resume=True, blend=blend, levels=2) as made:
+        with writer(raw, out, target_bounds=bounds, overwrite=True, resume=True) as made:
             left = made.remaining_indices
             assert set(left) <= set(items)
             begun += len(left) < len(items)

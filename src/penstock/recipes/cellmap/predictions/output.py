@@ -5,19 +5,17 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
 from penstock.recipes.cellmap.checks import check_array
 from penstock.recipes.cellmap.predictions.ngff import Coordinates, ImageLayout
 from penstock.recipes.cellmap.predictions.publish import UnfinishedImage
-from penstock.recipes.cellmap.predictions.tiles import AxisTiles, Voxels, axis_tiles, ramp, voxels_between
+from penstock.recipes.cellmap.predictions.tiles import AxisTiles, Voxels, axis_tiles, voxels_between
 from penstock.source.volume.ngff import Axis, Multiscale
 from penstock.source.volume.source import VolumeSource
 
@@ -37,15 +35,11 @@ class OutputArray:
 
     layout: ImageLayout
     along: tuple[AxisTiles, ...]
-    overlap: tuple[int, ...] | None
     tiles: Mapping[int, Sequence[Coordinates]]
     """For each item, the coordinates of its cells along the axes; one patch may fill several cells."""
 
-    def image(self, path: Path, label: str, levels: int) -> UnfinishedImage:
+    def image(self, path: Path, label: str) -> UnfinishedImage:
         """Return the unfinished image of one class; nothing is written yet."""
-        pyramid = [self.layout]
-        for _ in range(check_integer("levels", levels, at_least=1) - 1):
-            pyramid.append(pyramid[-1].next_level())
         options = {
             "class": label,
             "array": self.name,
@@ -54,13 +48,11 @@ class OutputArray:
             "scale": self.layout.scale,
             "translation": self.layout.translation,
             "dtype": self.layout.dtype,
-            "levels": levels,
             "patch shape": self.tile,
-            "overlap": self.overlap,
             "patches": hashlib.sha256(repr([axis.begins.tolist() for axis in self.along]).encode()).hexdigest()[:16],
         }
         cells = frozenset(itertools.chain.from_iterable(self.tiles.values()))
-        return UnfinishedImage(path, tuple(pyramid), ("s0" if self.overlap is None else "tiles", cells), options)
+        return UnfinishedImage(path, self.layout, cells, options)
 
     def cast(self, values: NDArray[Any], label: str, items: Sequence[int]) -> NDArray[Any]:
         """Return values (patches, z, y, x) in the stored dtype; raise if that would change them."""
@@ -76,14 +68,8 @@ class OutputArray:
             return values.astype(self.layout.dtype, copy=False).reshape(len(items), *self.tile)
 
     def split_patch(self, item: int, patch: NDArray[Any]) -> Iterator[tuple[Coordinates, NDArray[Any]]]:
-        """Yield (coordinates, values) to store for a patch: its cells as chunks, or all of it if blended.
-
-        Yields nothing for a patch that only another array needs.
-        """
+        """Yield (coordinates, values) of the chunks of a patch: none for a patch that only another array needs."""
         for coordinates in self.tiles.get(item, ()):
-            if self.overlap is not None:
-                yield coordinates, patch
-                continue
             box = self.layout.box(coordinates)
             begins = [int(axis.begins[number]) for axis, number in zip(self.along, coordinates, strict=True)]
             cell = patch[
@@ -93,51 +79,6 @@ class OutputArray:
             chunk[tuple(slice(size) for size in cell.shape)] = cell
             yield coordinates, chunk
 
-    def blend(self, image: UnfinishedImage) -> None:
-        """Write the chunks of an image from its overlapping patches, if they are blended; missing ones are skipped."""
-        if self.overlap is None:
-            return
-        written = set(itertools.chain.from_iterable(self.tiles.values())) - image.missing
-        for chunk in self.layout.coordinates():
-            values = np.full(self.layout.chunk, self.layout.fill, self.layout.dtype)
-            found = self._blend_box(image, self.layout.box(chunk), written)
-            values[tuple(slice(size) for size in found.shape)] = found
-            image.store.write_chunk("s0", chunk, values)
-
-    def _blend_box(
-        self, image: UnfinishedImage, box: tuple[tuple[int, int], ...], written: set[Coordinates]
-    ) -> NDArray[Any]:
-        """Return the weighted mean of all patches in a box, summed in the order of their coordinates."""
-        shape = [high - low for low, high in box]
-        total, total_weight = np.zeros(shape), np.zeros(shape)
-        like = np.empty(self.tile, self.layout.dtype)
-        near = [
-            np.flatnonzero((axis.begins < high) & (axis.begins + size > low)).tolist()
-            for axis, size, (low, high) in zip(self.along, self.tile, box, strict=True)
-        ]
-        for coordinates in itertools.product(*near):
-            if coordinates not in written:
-                continue
-            inner, outer = [], []
-            for axis, number, size, (low, high) in zip(self.along, coordinates, self.tile, box, strict=True):
-                begin = int(axis.begins[number])
-                first, last = max(low, begin), min(high, begin + size)
-                inner.append(slice(first - begin, last - begin))
-                outer.append(slice(first - low, last - low))
-            weights = self._weights[tuple(inner)]
-            patch = image.scratch.read_chunk("tiles", coordinates, like)[tuple(inner)]
-            with np.errstate(invalid="ignore"):  # inf - inf is NaN
-                total[tuple(outer)] += weights * patch
-            total_weight[tuple(outer)] += weights
-        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            mean = np.where(total_weight > 0, total / total_weight, self.layout.fill)
-            return (np.rint(mean) if self.layout.dtype == "uint8" else mean).astype(self.layout.dtype)
-
-    @cached_property
-    def _weights(self) -> NDArray[np.float64]:
-        z, y, x = (ramp(size, overlap) for size, overlap in zip(self.tile, self.overlap or (), strict=True))
-        return (z[:, None, None] * y[:, None] * x).astype(np.float64)
-
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -146,9 +87,6 @@ class Target:
     name: str
     array: Mapping[str, Sequence[float]]
     bounds: Mapping[str, Sequence[float]]
-    overlap: float | None
-    """Fraction of a patch that it shares with the next one; None for patches side by side."""
-
     dtype: Literal["float32", "uint8"]
 
 
@@ -160,27 +98,17 @@ def output_array(target: Target, source: VolumeSource, raw: Multiscale) -> Outpu
     source
         Source of the inputs; its centers are the centers of the patches.
     """
-    overlap = target.overlap
     if target.dtype not in ("float32", "uint8"):
         raise OptionError(f"dtype must be 'float32' or 'uint8', got {target.dtype!r}.")
-    if overlap is not None and not 0 <= overlap <= 0.5:
-        raise OptionError(f"overlap must be a fraction of a patch from 0 to 0.5, got {overlap!r}.")
     names = source.axis_order
     shape, scale = check_array(target.name, target.array)
     if not all(0 < size < math.inf for size in scale):
         raise OptionError(f"The scale of array {target.name!r} must be positive and finite, got {scale}.")
     voxels, units = _voxels(target, scale, raw, names)
     tile = (*(1,) * (3 - len(shape)), *shape)
-    shared = None if overlap is None else tuple(int(size * overlap) for size in tile)
     origin, step, counts = source.centre_of([source.item_of([0, 0, 0])])[0], source.voxel_size, source.grid_shape
     along = tuple(
-        axis_tiles(
-            names[axis],
-            voxels[axis],
-            tile[axis],
-            (float(origin[axis]), step[axis], counts[axis]),
-            overlap=None if shared is None else shared[axis],
-        )
+        axis_tiles(names[axis], voxels[axis], tile[axis], (float(origin[axis]), step[axis], counts[axis]))
         for axis in range(3)
     )
     layout = ImageLayout(
@@ -191,7 +119,7 @@ def output_array(target: Target, source: VolumeSource, raw: Multiscale) -> Outpu
         tuple(part.first for part in voxels),
         target.dtype,
     )
-    return OutputArray(target.name, shape, tile, layout, along, shared, _tiles(source, along))
+    return OutputArray(target.name, shape, tile, layout, along, _tiles(source, along))
 
 
 def _voxels(

@@ -40,10 +40,10 @@ class UnfinishedImage:
     ----------
     place
         Path of the finished image.
-    levels
-        Levels of the pyramid.
+    layout
+        Shape, chunks and position of the image.
     chunks
-        Name of an array in the image's folder, and the coordinates of all its chunks to write.
+        The coordinates of all chunks to write.
     options
         Plain JSON; must be the same when a writer resumes.
     """
@@ -51,15 +51,14 @@ class UnfinishedImage:
     def __init__(
         self,
         place: Path,
-        levels: tuple[ImageLayout, ...],
-        chunks: tuple[str, frozenset[Coordinates]],
+        layout: ImageLayout,
+        chunks: frozenset[Coordinates],
         options: Mapping[str, Any],
     ) -> None:
-        self.place, self.levels, self._array, self._all = place, levels, *chunks
+        self.place, self._layout, self._all = place, layout, chunks
         self.options: dict[str, Any] = json.loads(json.dumps(options))
         self._staging = Staging(place.with_name(f".{place.name}.writing"), place, "image")
         self.store = ImageStore(self._staging.commit, self._staging.folder)
-        self.scratch = ImageStore(self._staging.folder, self._staging.folder)
         self.missing: set[Coordinates] = set(self._all)
         self.is_published = False
         self._lock: FolderLock | None = None
@@ -113,8 +112,7 @@ class UnfinishedImage:
             self.close()
             return False
         self._staging.begin(json.dumps({"run": run, "options": self.options}, indent=1))
-        store = self.store if self._array == "s0" else self.scratch
-        self.missing = {chunk for chunk in self._all if not (is_resumed and store.has_chunk(self._array, chunk))}
+        self.missing = {chunk for chunk in self._all if not (is_resumed and self.store.has_chunk(chunk))}
         return not is_resumed
 
     def mark_published(self) -> None:
@@ -126,14 +124,13 @@ class UnfinishedImage:
         """Store one chunk; the last values given count."""
         if self._lock is None:
             raise WriteError(f"The writer of {self.place} must be open, but it is finished or closed. Make a new one.")
-        (self.store if self._array == "s0" else self.scratch).write_chunk(self._array, chunk, values)
+        self.store.write_chunk(chunk, values)
         self.missing.discard(chunk)
 
     def complete(self, name: str) -> None:
-        """Write metadata and the coarser levels, and sync everything to disk."""
+        """Write metadata, and sync everything to disk."""
         run = self.unfinished_run()
-        self.store.write_metadata(name, self.levels, {"penstock": {"run": run, "options": self.options}})
-        self.store.write_levels(self.levels)
+        self.store.write_metadata(name, self._layout, {"penstock": {"run": run, "options": self.options}})
         tree = os.walk(self._staging.commit)
         self._staging.prepare(Path(folder) / name for folder, _, files in tree for name in (*files, ""))
 

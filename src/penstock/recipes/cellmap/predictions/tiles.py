@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import OptionError
 
-__all__ = ["AxisTiles", "Voxels", "axis_tiles", "ramp", "voxels_between"]
+__all__ = ["AxisTiles", "Voxels", "axis_tiles", "voxels_between"]
 
 _Int64s = NDArray[np.int64]
 _NEAR = 1e-5  # tolerance, in voxels, for scales and translations written as decimal fractions
@@ -33,18 +33,13 @@ class AxisTiles:
     """The patches along one axis."""
 
     stride: int
-    """Voxels per cell; the last one may have fewer or, if patches are blended, more."""
+    """Voxels per cell; the last one may have fewer."""
 
     places: _Int64s
     """Positions of the centers on the grid of the source."""
 
     begins: _Int64s
     """First voxel of each patch, counted from the first one of the output; may be negative."""
-
-    def without_repeats(self) -> "AxisTiles":
-        """Return each patch without_repeats: in a blend, a repeated patch would count twice."""
-        places, kept = np.unique(self.places, return_index=True)
-        return AxisTiles(self.stride, places, self.begins[kept])
 
 
 def voxels_between(axis: str, stored: tuple[float, float], scale: float, bounds: tuple[float, float] | None) -> Voxels:
@@ -69,25 +64,19 @@ def voxels_between(axis: str, stored: tuple[float, float], scale: float, bounds:
     return Voxels(first + begin * scale, scale, end - begin)
 
 
-def axis_tiles(
-    axis: str, voxels: Voxels, size: int, grid: tuple[float, float, int], *, overlap: int | None = None
-) -> AxisTiles:
-    """Return patches of `size` voxels that cover all `voxels`.
+def axis_tiles(axis: str, voxels: Voxels, size: int, grid: tuple[float, float, int]) -> AxisTiles:
+    """Return patches of `size` voxels, side by side, that cover all `voxels`.
 
     Parameters
     ----------
     grid
         First center, step and number of the source's centers.
-    overlap
-        Voxels that neighboring patches share; None for patches side by side with cells of one size.
     """
-    stride = size if overlap is None else size - overlap
-    found = _patches(voxels, size, stride, grid, blended=overlap is not None)
-    closest = min(stride, size - math.ceil(grid[1] / voxels.scale - _NEAR) + 1)
+    found = _patches(voxels, size, size, grid)
+    closest = min(size, size - math.ceil(grid[1] / voxels.scale - _NEAR) + 1)
     if found is None and closest >= 1:
         # Centers are far apart, or lie between the wanted ones: smaller cells leave room for that.
         found = _patches(voxels, size, closest, grid)
-        found = None if found is None else found.without_repeats() if overlap is not None else found
     if found is None:
         raise OptionError(
             f"Patches along {axis} must cover {voxels.first - voxels.scale / 2:g} to "
@@ -98,13 +87,10 @@ def axis_tiles(
     return found
 
 
-def _patches(
-    voxels: Voxels, size: int, stride: int, grid: tuple[float, float, int], *, blended: bool = False
-) -> AxisTiles | None:
+def _patches(voxels: Voxels, size: int, stride: int, grid: tuple[float, float, int]) -> AxisTiles | None:
     """Return a patch for each cell of `stride` voxels; None if a cell cannot have one."""
     origin, step, count = grid
-    # Blended patches need no cell behind the last one: one patch fewer.
-    n_cells = 1 + max(0, -(-(voxels.count - size) // stride)) if blended else -(-voxels.count // stride)
+    n_cells = -(-voxels.count // stride)
     low = np.arange(n_cells, dtype=np.int64) * stride
     high = np.append(low[1:], voxels.count)
     # Rounded as in reading: the nearest voxel, and the upper one of two.
@@ -117,19 +103,4 @@ def _patches(
     wanted = np.minimum(low, voxels.count - size) if voxels.count >= size else (voxels.count - size) // 2 + 0 * low
     steps = (voxels.first + (wanted + (size - 1) / 2) * voxels.scale - origin) / step
     places = np.clip(np.ceil(steps - 0.5 - _NEAR).astype(np.int64), lowest, highest)
-    found = AxisTiles(stride, places, begins[places])
-    return found.without_repeats() if blended else found
-
-
-def ramp(size: int, overlap: int) -> _Int64s:
-    """Return the weights of a patch along one axis: rising over the overlap with the previous patch, then falling.
-
-    If patches overlap by exactly `overlap`, the weights of both have the same sum everywhere.
-
-    Examples
-    --------
-    >>> ramp(6, 2).tolist()
-    [1, 2, 3, 3, 2, 1]
-    """
-    place = np.arange(size, dtype=np.int64)
-    return np.minimum(np.minimum(place + 1, size - place), overlap + 1)
+    return AxisTiles(stride, places, begins[places])

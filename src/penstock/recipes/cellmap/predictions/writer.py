@@ -32,8 +32,6 @@ class WriterOptions(TypedDict, total=False):
     """Keyword-only options of `CellMapDatasetWriter`."""
 
     dtype: Literal["float32", "uint8"]
-    levels: int
-    overlap: float
     raw_value_transforms: Callable[..., Any] | None
     empty_value: float
     max_workers: int | None
@@ -51,8 +49,7 @@ class CellMapDatasetWriter:
     Each class becomes one OME-NGFF 0.4 image (zarr v2). It is written to a hidden folder beside its path; `finalize` or
     the end of a `with` block, moves it there once it is complete. An existing image stays until then.
 
-    Every voxel comes from one patch (`blend="abut"`), or is the mean of the patches around it, weighted by ramps
-    (`"linear"`); it does not depend on the order of writing. If a patch is written twice, the last values count.
+    Every voxel comes from one patch, whatever the order of writing. If a patch is written twice, the last values count.
 
     1. The process is killed: every patch is complete or missing. `resume=True` continues with the missing ones.
     2. The disk is full: WriteError; existing patches are complete. `resume=True` continues.
@@ -82,15 +79,11 @@ class CellMapDatasetWriter:
         Axis order of shapes, scales, patches and stored images.
     pad
         Whether inputs may reach over the border, as in `CellMapDataset`; if not, predictions may not reach it, either.
-    blend
-        How voxels that several patches reach are computed.
     resume
         Continue an unfinished write, if there is one; images finished with the same options are left alone.
     options
-        `dtype`: `float32`, or `uint8` for integers from 0 to 255; nothing is scaled. `levels` (1): levels of the
-        pyramid, each with half the resolution of the one before; means for float32, modes for uint8. `overlap` (0.25):
-        fraction of a patch, up to 0.5, that `blend="linear"` shares with the next one. `empty_value` (0): value of
-        inputs beyond the border. `raw_value_transforms`, `max_workers`, `memory_bytes`, `missing_chunks`, `at`,
+        `dtype`: `float32`, or `uint8` for integers from 0 to 255; nothing is scaled. `empty_value` (0): value of inputs
+        beyond the border. `raw_value_transforms`, `max_workers`, `memory_bytes`, `missing_chunks`, `at`,
         `store`, `cache`, `cache_bytes`: as in `CellMapDataset`.
 
     Examples
@@ -112,7 +105,6 @@ class CellMapDatasetWriter:
         model_classes: Sequence[str] | None = None,
         axis_order: str = "zyx",
         pad: bool = True,
-        blend: Literal["abut", "linear"] = "abut",
         resume: bool = False,
         **options: Unpack[WriterOptions],
     ) -> None:
@@ -143,31 +135,24 @@ class CellMapDatasetWriter:
             cache=options.get("cache"),
             cache_bytes=options.get("cache_bytes"),
         )
-        self._arrays = self._make_arrays(target_bounds or {}, blend, options)
+        self._arrays = self._make_arrays(target_bounds or {}, options)
         places = _image_paths(target_path, self.classes, list(self.target_arrays))
-        self._images = {
-            key: self._arrays[key[0]].image(place, key[1], options.get("levels", 1)) for key, place in places.items()
-        }
+        self._images = {key: self._arrays[key[0]].image(place, key[1]) for key, place in places.items()}
         for place in places.values():
             _check_apart(place, raw_path)
         begin_images(list(self._images.values()), overwrite=overwrite, resume=resume)
         weakref.finalize(self, _close_images, list(self._images.values()))
 
-    def _make_arrays(self, bounds: Bounds, blend: str, options: WriterOptions) -> dict[str, OutputArray]:
+    def _make_arrays(self, bounds: Bounds, options: WriterOptions) -> dict[str, OutputArray]:
         unknown = sorted(set(bounds) - set(self.target_arrays))
         if unknown:
             raise OptionError(
                 f"target_bounds must name target arrays of {', '.join(self.target_arrays)}, got {unknown}."
             )
-        if blend not in ("abut", "linear"):
-            raise OptionError(f"blend must be 'abut' or 'linear', got {blend!r}.")
-        if blend == "abut" and "overlap" in options:
-            raise OptionError("overlap needs blend='linear', got blend='abut'.")
-        overlap = options.get("overlap", 0.25) if blend == "linear" else None
         raw = self.dataset.channels[0]
         return {
             name: output_array(
-                Target(name, array, bounds.get(name, {}), overlap, options.get("dtype", "float32")),
+                Target(name, array, bounds.get(name, {}), options.get("dtype", "float32")),
                 self.dataset.volume,
                 raw,
             )
@@ -328,8 +313,7 @@ class CellMapDatasetWriter:
                 f"{left[0]}. Write them, or use finalize(missing='fill')."
             )
         open_images = {key: image for key, image in self._images.items() if image.is_open}
-        for (name, label), image in open_images.items():
-            self._arrays[name].blend(image)
+        for (_, label), image in open_images.items():
             image.complete(label)
         for image in open_images.values():
             image.publish()
