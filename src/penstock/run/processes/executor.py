@@ -180,18 +180,23 @@ class _Run:
         """Return the worker for `steps`: the one with the fewest requests; None if all have enough of them.
 
         If the order has shuffle windows, a lane belongs to one worker, so that no window is read twice. From a network,
-        each worker makes the steps that it fetches ahead.
+        each worker makes the steps that it fetches ahead. A worker that is still at a request of an iteration that was
+        left may take long: it gets none before the others have enough, and one at most.
         """
         workers = self._pool.workers
         if self._pool.maker.windows_held or self._pool.is_remote:
             chosen = workers[steps[0] % len(workers)]
         else:
-            chosen = min(workers, key=lambda worker: len(worker.requests))
+            chosen = min(workers, key=lambda worker: (self._is_late(worker), len(worker.requests)))
         # A busy worker may wait for its answer to be read, and a full pipe would then block both sides: it gets few
         # requests, and no plan. With half of those that it may be ahead, the others are not idle when the epoch ends.
         ahead = self._pool.prefetch.ahead
-        room = min(max(ahead // 2, min(ahead, 2)), _MAX_REQUESTS) if chosen.plan is self._pool.plan else 1
+        is_idle = chosen.plan is self._pool.plan and not self._is_late(chosen)
+        room = min(max(ahead // 2, min(ahead, 2)), _MAX_REQUESTS) if is_idle else 1
         return chosen if len(chosen.requests) < room else None
+
+    def _is_late(self, worker: WorkerProcess) -> bool:
+        return next(iter(worker.requests), self._first_number) < self._first_number  # the oldest is first
 
     # -- receiving -----------------------------------------------------------------------------------------------------
 
