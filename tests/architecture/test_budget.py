@@ -21,7 +21,7 @@ BUDGET = {
     "plan": 4352,
     "recipes": 11980,
     "report": 2665,
-    "run": 3212,
+    "run": 3217,
     "shard": 7878,
     "source": 16714,
     "transform": 2260,
