@@ -145,7 +145,8 @@ def skip_during_an_iteration() -> tuple[Any, list[str]]:
 def test_skipping_in_the_middle_does_not_say_it_again() -> None:
     found, messages = run_isolated(skip_during_an_iteration)
     assert found == planned_items(PLAN)[:1] + planned_items(PLAN)[3:]
-    assert len(messages) == 1
+    # The thread of before may be at the slow batch already, and is then named as one that goes on by itself.
+    assert sum(message.startswith("Still waiting") for message in messages) == 1
 
 
 def wait_in_vain(options: RunOptions) -> tuple[float, str, list[float]]:

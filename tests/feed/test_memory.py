@@ -45,7 +45,7 @@ def test_threads_hold_the_batches_they_may_be_ahead(workers: int, prefetch: int)
     assert found.host_bytes == found.batches_held * 4 * ITEM
 
 
-@pytest.mark.parametrize(("batch_size", "ahead"), [(1, 32), (4, 8), (16, 2)])
+@pytest.mark.parametrize(("batch_size", "ahead"), [(1, 16), (4, 4), (16, 2)])
 def test_by_default_large_batches_are_made_less_far_ahead(batch_size: int, ahead: int) -> None:
     found = estimate(Sequential(), workers=2, executor="threads", batch_size=batch_size)
     assert found.batches_held == 2 * ahead + 1

@@ -47,7 +47,7 @@ def test_the_largest_batch_so_far_bounds_how_many_are_made_ahead() -> None:
     for size in (1000, MB, 8 * MB, 1000, 100 * MB, float("inf")):
         prefetch.add(size)
         found.append(prefetch.ahead)
-    assert found == [2, 128, 32, 4, 4, 2, 2]
+    assert found == [2, 128, 16, 2, 2, 2, 2]
     given = Prefetch(5, 1, 0)
     given.add(100 * MB)
     assert (given.ahead, given.most, given.count(MB)) == (5, 5, 5)

@@ -22,7 +22,7 @@ class RunOptions:
     wait for each other (Python-heavy datasets and transforms)."""
 
     prefetch: int | None = None
-    """Batches that each worker may be ahead of the consumer. None: enough for 128 items, at most 32 MiB of batches, and
+    """Batches that each worker may be ahead of the consumer. None: enough for 128 items, at most 16 MiB of batches, and
     never fewer than 2, so that single slow items delay nobody."""
 
     start_method: StartMethod | None = None

@@ -16,7 +16,7 @@ from penstock.core.metadata.records import Records
 __all__ = ["Prefetch", "count_bytes"]
 
 _ITEMS = 128  # for each worker: those that take 5 ms hide one of 500 ms
-_BYTES = 32 << 20  # the same
+_BYTES = 16 << 20  # the same; a batch of 8 MiB or more is 2 ahead
 _LEAST = 2  # one batch is made while the one before it is used
 
 
@@ -24,7 +24,7 @@ class Prefetch:
     """How many groups of batches each worker may be ahead; batches that are made together are a group.
 
     1. A number was given: that many.
-    2. None: enough groups for 128 items, but not more than 32 MiB by the largest group so far, and never fewer than 2.
+    2. None: enough groups for 128 items, but not more than 16 MiB by the largest group so far, and never fewer than 2.
        Before the first one is there, and if the bytes of a group cannot be told, 2.
 
     Parameters
