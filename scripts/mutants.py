@@ -4,11 +4,14 @@
 package with one operator, constant or condition changed. It is killed if a test fails, and survives if all pass. A
 survivor needs a test, or, if nobody can notice the change, a line in `EQUIVALENT`. Tests and package are copied first,
 so that you may edit them meanwhile.
+
+`--record` keeps the outcome as a line of `bench/results/mutants.jsonl`: the next change of tests is judged by it.
 """
 
 import argparse
 import ast
 import copy
+import json
 import os
 import random
 import re
@@ -24,6 +27,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path("src/penstock")
+RESULTS = ROOT / "bench" / "results" / "mutants.jsonl"
 TESTS = {  # besides tests/FOLDER: golden values, and the laws of plans and loaders
     "core": ["plan/test_golden.py"],
     "plan": ["laws/test_plan_*.py"],
@@ -235,8 +239,8 @@ def is_killed(mutant: Mutant, base: Path, tests: list[str], seconds: float) -> b
     return not passed
 
 
-def judge(folder: str, chosen: argparse.Namespace, base: Path) -> tuple[int, list[Mutant]]:
-    """Try random mutants of a folder; return how many were tried and which survived."""
+def judge(folder: str, chosen: argparse.Namespace, base: Path) -> tuple[list[Mutant], list[Mutant]]:
+    """Try random mutants of a folder; return those that were killed, and those that survived."""
     patterns = [f"{folder}/**/test_*.py", *TESTS.get(folder, [])]
     tests = [str(path.relative_to(base)) for each in patterns for path in sorted((base / "tests").glob(each))]
     began = time.monotonic()
@@ -259,7 +263,28 @@ def judge(folder: str, chosen: argparse.Namespace, base: Path) -> tuple[int, lis
                 survived.append(mutant)
                 print(f"\nsurvived  {mutant}", flush=True)
     print(file=sys.stderr)
-    return len(tried), survived
+    return [mutant for mutant in tried if mutant not in survived], survived
+
+
+def list_stale_patterns(base: Path) -> list[str]:
+    """Return the patterns of `EQUIVALENT` that fit no change of their file, or whose file is gone."""
+    stale = []
+    for file, patterns in EQUIVALENT.items():
+        path = base / PACKAGE / file
+        mutants = find_mutants(path.read_text(), PACKAGE / file) if path.is_file() else []
+        stale += [f"{file}: {one}" for one in patterns if not any(re.search(one, each.after) for each in mutants)]
+    return stale
+
+
+def record(folder: str, chosen: argparse.Namespace, killed: list[Mutant], survived: list[Mutant]) -> None:
+    """Append the outcome to the file of results."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    row = {"commit": commit.stdout.strip(), "folder": folder, "count": chosen.count, "seed": chosen.seed}
+    row |= {"killed": [str(each) for each in killed], "survived": [str(each) for each in survived]}
+    with RESULTS.open("a") as file:
+        file.write(json.dumps(row) + "\n")
 
 
 def main() -> None:
@@ -269,6 +294,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=30, help="mutants per folder (default 30)")
     parser.add_argument("--seed", type=int, default=0, help="which mutants (default 0)")
     parser.add_argument("--workers", type=int, default=2, help="mutants judged at once (default 2)")
+    parser.add_argument("--record", action="store_true", help="append the outcome to bench/results/mutants.jsonl")
     parser.add_argument("--match", default="", help="only mutants whose line in the output matches this pattern")
     chosen = parser.parse_args()
     rows = []
@@ -280,9 +306,11 @@ def main() -> None:
             for part in ("src", "tests"):
                 shutil.copytree(ROOT / part, base / part)
             shutil.copy2(ROOT / "pyproject.toml", base)
-            tried, survived = judge(folder, chosen, base)
-        rows.append(f"{folder:10} {tried - len(survived):4} of {tried} killed")
-    print(*rows, sep="\n")
+            killed, survived = judge(folder, chosen, base)
+        rows.append(f"{folder:10} {len(killed):4} of {len(killed) + len(survived)} killed")
+        if chosen.record:
+            record(folder, chosen, killed, survived)
+    print(*rows, *(f"EQUIVALENT fits nothing: {each}" for each in list_stale_patterns(ROOT)), sep="\n")
 
 
 if __name__ == "__main__":
