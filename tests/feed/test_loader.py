@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from penstock_test_parts import delivered_items, numbered_source, planned_items
+import torch
+from penstock_test_parts import delivered_items, numbered_source, planned_items, with_noise
 
 from penstock import (
     ArraySource,
@@ -16,11 +17,13 @@ from penstock import (
     LoaderError,
     OptionError,
     Plan,
+    ReadError,
     ResumeError,
     RunOptions,
     Segments,
     Sequential,
     Shuffle,
+    Timings,
     WindowShuffle,
     World,
 )
@@ -294,3 +297,44 @@ def test_a_plan_that_needs_more_memory_than_allowed_is_refused_and_changes_nothi
         assert loader.state_dict() == state
         loader.load_state_dict(state)
         assert delivered_items(loader) == planned_items(PLAN)[1:]
+
+
+# -- items by number, leaving an epoch, another device -----------------------------------------------------------------
+
+
+def test_items_by_number_are_transformed_as_in_the_current_epoch_and_do_not_move_the_loader() -> None:
+    plan = Plan(SOURCE.index, Shuffle(), batch_size=4, seed=3)
+    with Loader(SOURCE, plan, transform=with_noise) as loader:
+        for _ in range(2):
+            state, items = loader.state_dict(), loader.plan.epoch(loader.epoch).draw(2).items
+            chosen, wanted = loader.take(items[[3, 0]]), loader.at(loader.epoch, 2)
+            assert chosen["x"].tolist() == items[[3, 0]].tolist()
+            assert all(torch.equal(chosen[name], wanted[name][[3, 0]]) for name in wanted)
+            assert (loader.take(int(items[0]))["x"].tolist(), loader.state_dict()) == ([items[0]], state)
+            loader.set_epoch(loader.epoch + 1)
+        for wrong in ([], [[1]], [0.5], "1"):
+            with pytest.raises(OptionError, match=r"items must be an item number, or a list of one or more, got "):
+                loader.take(wrong)  # type: ignore[arg-type]
+        with pytest.raises(ReadError, match="24"):
+            loader.take([3, 24])
+
+
+@pytest.mark.parametrize(("taken", "epoch"), [(0, 0), (1, 1), (6, 1), (7, 1)])
+def test_an_epoch_of_which_something_was_delivered_can_be_left(taken: int, epoch: int) -> None:
+    with Loader(SOURCE, PLAN) as loader:
+        batches = iter(loader)
+        for _ in range(taken):
+            next(batches, None)
+        loader.leave_epoch()
+        assert (loader.epoch, loader.remaining) == (epoch, 6)
+        assert len(list(loader)) == 6
+
+
+def test_a_loader_resumes_on_another_device_and_the_one_before_is_closed() -> None:
+    loader = Loader(SOURCE, PLAN, observer=Timings())
+    next(iter(loader))
+    with loader.run_on("meta") as other:
+        assert [batch["x"].device.type for batch in other] == ["meta"] * 5
+        assert other.observer is loader.observer
+    with pytest.raises(LoaderError, match="This loader is closed"):
+        iter(loader)

@@ -7,14 +7,16 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch.utils.data import get_worker_info
 
 from penstock.core.errors import LoaderError, OptionError
 from penstock.core.protocols import Observer, Source, Transform
 from penstock.core.text import count
 from penstock.core.transfers import Transfers
-from penstock.core.types import UNNAMED
+from penstock.core.types import UNNAMED, Draw
 from penstock.feed.collate import MASK, Collator, collate_group
 from penstock.feed.device import allocate_pinned, map_tensors, move_to_device, resolve_device
 from penstock.feed.execution import Execution
@@ -204,8 +206,18 @@ class Loader:
 
     def at(self, epoch: int, batch: int) -> Any:
         """Return batch `batch` of `epoch`, counted over all ranks, without moving the loader."""
+        return self._make_now(self.plan.epoch(epoch).draw(batch))
+
+    def take(self, items: ArrayLike) -> Any:
+        """Return items by number as one batch, transformed as in the current epoch, without moving the loader."""
+        numbers = np.atleast_1d(np.asarray(items))
+        if numbers.ndim != 1 or not numbers.size or numbers.dtype.kind not in "iu":
+            raise OptionError(f"items must be an item number, or a list of one or more, got {items!r}.")
+        return self._make_now(Draw(self.epoch, 0, numbers.astype(np.int64)))
+
+    def _make_now(self, draw: Draw) -> Any:
         self._check_open()
-        (result,) = self._execution.maker.make_batches([self.plan.epoch(epoch).draw(batch)], _ignore)
+        (result,) = self._execution.maker.make_batches([draw], _ignore)
         if isinstance(result, Failure):
             raise result.error
         return map_tensors(result, lambda tensor: tensor.to(self._device))
@@ -250,6 +262,10 @@ class Loader:
         if self._position.set_epoch(epoch):
             self._end_live_iteration("set_epoch() was called during this iteration; call iter() again")
 
+    def leave_epoch(self) -> None:
+        """Skip the rest of the current epoch: the next `iter` yields the next one. Workers keep running."""
+        self.set_epoch(self.epoch + bool(self._position.delivered))
+
     def set_plan(self, plan: BatchPlan) -> None:
         """Take another plan over the same source, such as another order for each epoch. Workers keep running.
 
@@ -271,15 +287,34 @@ class Loader:
 
     def run_as(self, num_workers: int, options: RunOptions, *, source: Source | None = None) -> "Loader":
         """Return a new loader of the same batches, at its beginning, with another execution or a copy of its source."""
+        return self._copy(self.source if source is None else source, num_workers, self._device, None, options)
+
+    def run_on(self, device: str | torch.device | None) -> "Loader":
+        """Return a new loader at this position whose batches are on `device`, and close this one."""
+        device = resolve_device(device)
+        other = self._copy(self.source, self._num_workers, device, self.observer, self._options)
+        other._position.go_to(self._position.cursor)
+        self.close()
+        return other
+
+    def _copy(
+        self,
+        source: Source,
+        num_workers: int,
+        device: torch.device,
+        observer: Observer | None,
+        options: RunOptions,
+    ) -> "Loader":
         return Loader(
-            self.source if source is None else source,
+            source,
             self.plan,
             transform=self._transform,
             collate=self._collate,
             num_workers=num_workers,
-            device=self._device,
+            device=device,
             world=self.world,
             options=options,
+            observer=observer,
         )
 
     @property

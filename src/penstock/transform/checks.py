@@ -1,10 +1,10 @@
 """Check arguments that several transforms have."""
 
-import math
 from typing import Any
 
 import numpy as np
 
+from penstock.core.checks import check_number
 from penstock.core.errors import OptionError
 
 __all__ = [
@@ -20,15 +20,6 @@ __all__ = [
 
 Fill = float | str
 """Value in the units of the data, or "mean" or "min" of the item."""
-
-
-def check_number(name: str, value: Any, *, at_least: float = -math.inf) -> float:
-    """Return a finite number as a float; raise OptionError if it is none."""
-    real = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    if not real or not math.isfinite(value) or value < at_least:
-        least = f" >= {at_least:g}" if at_least > -math.inf else ""
-        raise OptionError(f"{name} must be a finite number{least}, got {value!r}.")
-    return float(value)
 
 
 def check_probability(name: str, value: Any) -> float:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, Subset
 
-from penstock.core.checks import check_options, option_names
+from penstock.core.checks import check_keys, option_names
 from penstock.core.errors import OptionError
 from penstock.core.seeds import generator_for, key_for
 from penstock.files.stores.options import StoreOptions
@@ -125,7 +125,7 @@ class CellMapDataset(Dataset[Any], RemoteParts):
         context: None = None,
         **options: Unpack[DatasetOptions],
     ) -> None:
-        check_options(options, [*DatasetOptions.__annotations__, *option_names(CellMapDataset)])
+        check_keys("Options", options, [*DatasetOptions.__annotations__, *option_names(CellMapDataset)])
         if context is not None:
             raise OptionError(
                 "context must be None: it configures TensorStore, which is not used. Set memory_bytes instead."

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict, Unpack
 import numpy as np
 import torch
 
-from penstock.core.checks import check_options, option_names
+from penstock.core.checks import check_keys, option_names
 from penstock.core.errors import OptionError
 from penstock.core.seeds import generator_for
 from penstock.files.stores.options import StoreOptions
@@ -80,7 +80,7 @@ class CellMapImage:
         device: str | torch.device | None = None,
         **options: Unpack[ImageOptions],
     ) -> None:
-        check_options(options, [*ImageOptions.__annotations__, *option_names(CellMapImage)])
+        check_keys("Options", options, [*ImageOptions.__annotations__, *option_names(CellMapImage)])
         if context is not None:
             raise OptionError("context must be None: it configures TensorStore, which is not used here.")
         self.path, self.label_class, self.axis_order = path, target_class, axis_order

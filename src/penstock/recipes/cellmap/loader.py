@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler, Subset, default_collate
 
-from penstock.core.checks import check_integer, check_options, option_names
+from penstock.core.checks import check_integer, check_keys, option_names
 from penstock.core.errors import OptionError, PenstockError, ResumeError
 from penstock.core.index import Index
 from penstock.core.protocols import Order, Source, Transform
@@ -243,7 +243,7 @@ class CellMapDataLoader:
     def _set_options(self, given: Mapping[str, Any], rng: torch.Generator | int | None) -> None:
         self.default_kwargs = dict(given)
         self._keywords, unknown = TorchOptions.split(given, "in CellMapDataLoader")
-        check_options(unknown, option_names(TorchOptions, CellMapDataLoader))
+        check_keys("Options", unknown, option_names(TorchOptions, CellMapDataLoader))
         if rng is not None and self._keywords.generator is not None:
             raise OptionError("Either rng or generator must be given, got both.")
         self.rng = self._keywords.generator if rng is None else rng

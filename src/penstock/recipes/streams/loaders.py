@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from penstock.core.checks import check_integer, check_options, option_names
+from penstock.core.checks import check_integer, check_keys, option_names
 from penstock.core.errors import LoaderError, OptionError
 from penstock.core.protocols import Observer, Source
 from penstock.feed.device import resolve_device
@@ -121,7 +121,7 @@ class RandomChunkLoader(ChunkStream):
         first = replace(self._order, count=world.size) if isinstance(self._order, RandomChunks) else self._order
         super().__init__(rows, first, target, seed, options, profiler, world=world)
         self._budget = (limits.pop("memory_bytes", None), limits.pop("device_bytes", None))
-        check_options(limits, ["memory_bytes", "device_bytes", *option_names(RandomChunkLoader)])
+        check_keys("Options", limits, ["memory_bytes", "device_bytes", *option_names(RandomChunkLoader)])
         self._about |= {"total_timesteps": len(self._index), "chunk_size": size, "coverage": coverage, "align": align}
 
     @property

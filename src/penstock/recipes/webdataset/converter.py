@@ -9,7 +9,7 @@ from penstock.convert.engines import LocalEngine
 from penstock.convert.nwb.input import NWBInput, NWBOptions
 from penstock.convert.scan import ConvertOptions
 from penstock.convert.to_shards import convert_to_shards
-from penstock.core.checks import check_options, option_names
+from penstock.core.checks import check_keys, option_names
 from penstock.core.errors import OptionError
 from penstock.observe.progress import track_progress
 from penstock.shard.compression import Compression
@@ -68,7 +68,7 @@ class NWBToWebDatasetConverter:
         overwrite: bool = False,
         **nwb_options: Any,
     ) -> None:
-        check_options(nwb_options, option_names(NWBOptions, type(self)))
+        check_keys("Options", nwb_options, option_names(NWBOptions, type(self)))
         self._nwb = NWBOptions(
             modalities=tuple(modalities),
             bin_size_ms=bin_size_ms,

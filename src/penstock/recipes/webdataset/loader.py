@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from penstock.core.checks import check_integer, check_options, option_names
+from penstock.core.checks import check_integer, check_keys, option_names
 from penstock.core.errors import LoaderError, OptionError, ResumeError
 from penstock.core.protocols import Observer
 from penstock.core.text import cause
@@ -94,7 +94,7 @@ class WebDatasetLoader(IterableDataset[dict[str, Any]]):
         world: World | None = None,
         **source_options: Any,
     ) -> None:
-        check_options(source_options, option_names(type(self), WebDatasetLoader, TarSource))
+        check_keys("Options", source_options, option_names(type(self), WebDatasetLoader, TarSource))
         self._threads = 0 if max_workers is None else check_integer("max_workers", max_workers, at_least=0)
         order = ShuffleOptions(shuffle, shuffle if shuffle_shards is None else shuffle_shards, buffer_size)
         self.source = order.source(shard_dir, decode=decode, **source_options)
@@ -339,7 +339,7 @@ def _split_options(options: dict[str, Any]) -> tuple[TorchOptions, dict[str, Any
     if "max_workers" in options:
         raise OptionError("max_workers is an option of WebDatasetLoader only. Use num_workers here.")
     keywords, given = TorchOptions.split(options, "in create_webdataset_dataloader")
-    check_options(given, option_names(create_webdataset_dataloader, TorchOptions, WebDatasetLoader, TarSource))
+    check_keys("Options", given, option_names(create_webdataset_dataloader, TorchOptions, WebDatasetLoader, TarSource))
     return keywords, {**given, "seed": keywords.seed(given.get("seed"), otherwise=42)}
 
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from penstock.core.checks import check_options, option_names
+from penstock.core.checks import check_keys, option_names
 from penstock.core.errors import OptionError
 from penstock.files.stores.options import StoreOptions
 from penstock.observe.progress import track_progress
@@ -193,7 +193,7 @@ def create_shards_from_arrays(
     >>> summary["total_samples"], summary["modalities"]
     (5, ['x', 'y'])
     """
-    check_options(writer_options, option_names(WebDatasetWriter, create_shards_from_arrays))
+    check_keys("Options", writer_options, option_names(WebDatasetWriter, create_shards_from_arrays))
     n_samples = _check_lengths(data_dict)
     each = None if metadata is None or isinstance(metadata, Mapping) else metadata
     if each is not None and len(each) != n_samples:

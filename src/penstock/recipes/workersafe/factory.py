@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from penstock.core.checks import check_integer, check_options, option_names
+from penstock.core.checks import check_integer, check_keys, option_names
 from penstock.core.errors import LoaderError, OptionError, WorkerError
 from penstock.core.index import Index
 from penstock.core.seeds import check_seed, key_for
@@ -214,7 +214,7 @@ def _make_loader(
     kind: str, dataset: Any, batch_size: int, config: dict[str, Any], overrides: dict[str, Any]
 ) -> EpochDataLoader:
     own = option_names(OptimalDataLoaderFactory.create_training_loader)
-    check_options(overrides, [*option_names(DataLoader), *own])
+    check_keys("Options", overrides, [*option_names(DataLoader), *own])
     config = _merge_settings(config, overrides)
     if config.get("batch_sampler") is None:
         config["batch_size"] = check_integer("batch_size", batch_size, at_least=1)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Subset
 
-from penstock.core.checks import check_options, option_names
+from penstock.core.checks import check_keys, option_names
 from penstock.core.errors import OptionError, WriteError
 from penstock.files.kinds import local_path
 from penstock.files.stores.options import StoreOptions
@@ -108,7 +108,7 @@ class CellMapDatasetWriter:
         resume: bool = False,
         **options: Unpack[WriterOptions],
     ) -> None:
-        check_options(options, [*WriterOptions.__annotations__, *option_names(CellMapDatasetWriter)])
+        check_keys("Options", options, [*WriterOptions.__annotations__, *option_names(CellMapDatasetWriter)])
         self.classes, self.target_arrays = list(classes), dict(target_arrays)
         self.model_classes = self.classes if model_classes is None else list(model_classes)
         _check_classes(self.classes, self.model_classes)
