@@ -1,7 +1,6 @@
 """A zarr array over HTTP whose server fails, lies, stalls or refuses: the right rows, or an error that names them."""
 
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,19 +32,10 @@ def store(tmp_path: Path) -> Iterator[FaultyStore]:
         yield served
 
 
-@pytest.fixture(params=["obstore", "fsspec"])
-def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "fsspec":
-        monkeypatch.setitem(sys.modules, "obstore", None)
-        monkeypatch.setitem(sys.modules, "obstore.store", None)
-    return str(request.param)
-
-
 def is_same(found: Any, start: int, stop: int) -> bool:
     return bool(found["data"].tobytes() == DATA[start:stop].tobytes())
 
 
-@pytest.mark.usefixtures("client")
 @pytest.mark.parametrize("name", ["packed", "plain"])
 def test_whatever_the_server_answers_rows_are_right_or_an_error_names_them(name: str, store: FaultyStore) -> None:
     assert is_same(ZarrSource(f"{store.url}/{name}").read(Span(0, 50)), 0, 50)

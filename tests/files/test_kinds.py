@@ -21,7 +21,7 @@ def test_paths_of_this_machine_are_made_absolute(tmp_path: Path, monkeypatch: py
     assert local_path("a:b/c") == tmp_path / "a:b/c"
 
 
-@pytest.mark.parametrize("url", [URL, "gs://bucket", "https://host/a.tar", "memory://x", Path(URL)], ids=str)
+@pytest.mark.parametrize("url", [URL, "gs://bucket", "https://host/a.tar", "hf://datasets/a/b", Path(URL)], ids=str)
 def test_urls_are_refused(url: str | Path) -> None:
     with pytest.raises(OptionError, match="one of this machine, got the URL '"):
         local_path(url)

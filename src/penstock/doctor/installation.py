@@ -34,7 +34,6 @@ OPTIONAL = {
     "omegaconf": ("2.3", "yaml"),
     "distributed": ("2024.8", "dask"),
     "obstore": ("0.4", "remote"),
-    "fsspec": ("2024.12", "remote"),
 }
 """Packages that some functions need, with their lowest versions and an extra of Penstock that brings them."""
 

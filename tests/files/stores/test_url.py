@@ -20,7 +20,8 @@ from penstock.files.stores.url import Url, is_url, parse_place
         ("file:///data/x", "file:///data/x"),
         (Path("file:///data/x"), "file:///data/x"),
         ("file:///", "file:///"),
-        ("memory://", "memory://"),
+        ("hf://datasets/Ada/Words@v1/a b#c.tar", "https://huggingface.co/datasets/Ada/Words/resolve/v1/a%20b%23c.tar"),
+        ("HF:/Ada/Model", "https://huggingface.co/Ada/Model/resolve/main"),
     ],
 )
 def test_urls_are_told_from_paths(given: str | Path, text: str) -> None:
@@ -44,7 +45,6 @@ def test_a_url_is_taken_apart_as_a_path_is() -> None:
     assert url.parent.parent == url.parent.parent.parent == Url("s3://bucket")
     assert url.with_name("b") == Url("s3://bucket/train/b")
     assert Url("file:///") / "a" == Url("file:///a")
-    assert Url("memory://") / "a/b" == Url("memory://a/b")
 
 
 def test_names_in_http_urls_are_quoted() -> None:

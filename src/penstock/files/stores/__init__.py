@@ -1,1 +1,1 @@
-"""Stores at a URL: objects in buckets, files behind HTTP servers, and whatever fsspec reads."""
+"""Stores at a URL: objects in buckets, and files behind HTTP servers."""

@@ -13,6 +13,7 @@ __all__ = ["Url", "is_url", "parse_place"]
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # with one slash, too: Path("s3://bucket") has no more
 _HOST = re.compile(r"(\[[^]]*\]|[^:]*)(:[0-9]+)?")
 _QUERY = re.compile(r"\?[^/?=]+=")  # not the `?` of a pattern
+_HUB = re.compile(r"hf:/+(?:(datasets|spaces)/)?([^/@]+/[^/@]+)(?:@([^/]+))?/*(.*)", re.IGNORECASE | re.DOTALL)
 _SAFE = "/~!$&'()*+,;=:@"
 """Characters that a path of an http URL has as they are."""
 
@@ -22,18 +23,21 @@ class Url:
     """The URL of a folder or an object, without a slash at the end.
 
     Parts are appended with `/`, as to a `Path`. An http URL holds its path as browsers do (`%20`); `name` and what is
-    appended are plain names.
+    appended are plain names. What `hf://` names is at an https URL, which this then is.
 
     Examples
     --------
     >>> shards = Url("s3://bucket/train/")
     >>> str(shards / "shard_000000.tar"), shards.name, shards.parent
     ('s3://bucket/train/shard_000000.tar', 'train', Url('s3://bucket'))
+    >>> print(Url("hf://datasets/owner/name@v1/data/a.zarr"))
+    https://huggingface.co/datasets/owner/name/resolve/v1/data/a.zarr
     """
 
     text: str
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "text", _resolve_hub(self.text))
         found = _URL.match(self.text)
         if found is None:
             raise OptionError(f"A URL must be SCHEME://PLACE, got {self.text!r}.")
@@ -46,7 +50,7 @@ class Url:
 
     def _check(self) -> None:
         host = self.text[len(self.root.partition("://")[0]) + 3 :].partition("/")[0]
-        if not host and self.scheme not in ("file", "memory"):
+        if not host and self.scheme != "file":
             raise OptionError(f"A URL must name a bucket or a server, got {self.text!r}.")
         user, at, _ = host.rpartition("@")
         if at and (":" in user or self.is_http):
@@ -116,6 +120,18 @@ class Url:
 
     def __repr__(self) -> str:
         return f"Url({self.text!r})"
+
+
+def _resolve_hub(text: str) -> str:
+    """Return the https URL of what is on the Hugging Face Hub: `hf://datasets/OWNER/NAME@REVISION/PATH`."""
+    if text[:4].lower() != "hf:/":
+        return text
+    found = _HUB.fullmatch(text)
+    if found is None:
+        raise OptionError(f"A URL on the Hugging Face Hub must be hf://datasets/OWNER/NAME/PATH, got {text!r}.")
+    kind, name, revision, path = found.groups()
+    folder = f"{kind.lower()}/{name}" if kind else name
+    return f"https://huggingface.co/{folder}/resolve/{revision or 'main'}/{quote(path, safe=_SAFE)}"
 
 
 def is_url(where: object) -> bool:

@@ -55,7 +55,7 @@ class ZarrSource(Selectable, RemoteParts):
     ----------
     path
         A zarr store (v2 or v3, with or without sharding), a `.npy` file or `FILE.h5`; zarr and HDF5 also by a URL:
-        `s3://`, `gs://`, `az://`, `http://`, `https://`, and what fsspec knows. `fields` are relative to it.
+        `s3://`, `gs://`, `az://`, `http://`, `https://`, `file://` or `hf://`. `fields` are relative to it.
     fields
         Name to array, or to an array and a selection of its columns: `("timeseries.zarr", slice(0, 100), 1)` takes
         columns 0 to 99 of the second axis and column 1 of the third. Only chunks that hold them are read. None: `path`

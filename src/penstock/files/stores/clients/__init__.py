@@ -1,1 +1,1 @@
-"""Clients: single requests by obstore, by fsspec, or by a process of their own after a fork."""
+"""Clients: single requests by obstore, or by a process of their own after a fork."""

@@ -12,11 +12,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from importlib import import_module
 from typing import Any, TypeVar
 
-from penstock.core.errors import MissingDependency, OptionError, PenstockError
-from penstock.files.stores.clients.fsspec_client import FsspecClient
+from penstock.core.errors import OptionError, PenstockError
 from penstock.files.stores.clients.obstore_client import OBSTORE_SCHEMES, ObstoreClient, ObstoreSettings
 from penstock.files.stores.clients.process_client import ProcessClient
 from penstock.files.stores.clients.settings import find_provider, obstore_config
@@ -100,13 +98,13 @@ class SharedClient:
         return isinstance(expires, datetime) and expires.timestamp() - time.time() < _RENEW_SECONDS
 
     def _open(self) -> Client:
+        if self._scheme not in OBSTORE_SCHEMES:
+            raise OptionError(
+                f"Could not open {self._root}: its scheme must be one of {', '.join(OBSTORE_SCHEMES)} and hf, got "
+                f"{self._scheme}. Copy the data to this machine, or mount it."
+            )
         self._credentials = self._ask()
         options = replace(self._options, credentials=None)
-        is_known = self._scheme in OBSTORE_SCHEMES
-        if not is_known or not _is_installed("obstore"):
-            if is_known and not _is_installed("fsspec"):
-                raise MissingDependency("obstore", "remote", f"Reading {self._root}")
-            return FsspecClient(self._root, options, self._credentials)
         config = obstore_config(self._scheme, self._options, self._credentials)
         credentials = None if self._scheme in ("http", "https") else self._credentials
         settings = ObstoreSettings(self._root, config, credentials)
@@ -137,14 +135,6 @@ class SharedClient:
                 "that the server takes as Authorization, or download the files first."
             )
         return dict(given)
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        import_module(package)
-    except ImportError:
-        return False
-    return True
 
 
 _lock = threading.Lock()
