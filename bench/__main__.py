@@ -36,7 +36,7 @@ def main() -> int:
         without = [workload.name for workload in workloads if workload.peers]
         workloads = [workload for workload in workloads if not workload.peers]
         if without:
-            print(f"Left out without the peers' environment: {', '.join(without)}. `make bench-peers` runs them.")
+            print(f"Left out without the peers' environment: {', '.join(without)}. `make bench BENCH=peers` runs them.")
     quiet = look()
     if not quiet.is_quiet and not chosen.busy:
         print(f"The machine is busy: {quiet}. Wait until it is quiet, or measure all the same with --busy.")

@@ -1,4 +1,4 @@
-"""The environment of other packages, `.venv-peers`, with versions that are pinned in `constraints-peers.txt`.
+"""The environment of other packages, `.venv-peers`, with versions that are pinned in `constraints/peers.txt`.
 
 Theirs and ours cannot be installed together: MosaicML streaming, for one, needs an older numpy. A contender that needs
 a peer runs in a process of that environment, in the same run as all the others.
@@ -60,12 +60,12 @@ def kind_of(contender: str) -> str:
 
 
 def peers_python() -> Path | None:
-    """Return the interpreter of the peers, if there is one: PENSTOCK_PEERS_PYTHON, or what `make bench-peers` made."""
+    """Return the interpreter of the peers, if there is one: PENSTOCK_PEERS_PYTHON, or of `make .venv-peers/.ready`."""
     return _find("PENSTOCK_PEERS_PYTHON", ".venv-peers")
 
 
 def cellmap_python() -> Path | None:
-    """Return the interpreter of cellmap-data: PENSTOCK_CELLMAP_PYTHON, or what `make test-cellmap` made."""
+    """Return the interpreter of cellmap-data: PENSTOCK_CELLMAP_PYTHON, or what `make .venv-cellmap/.ready` made."""
     return _find("PENSTOCK_CELLMAP_PYTHON", ".venv-cellmap")
 
 

@@ -3,7 +3,7 @@
 Large items have three fields and 295 kB, small ones 16×16 float32 with a label (1 kB). Reading is from a warm
 page cache, batch 32, tensors out. The limit of reading takes the same shuffled rows from arrays in memory into two
 buffers in turn (large), or with one fancy index per batch (small); the limit of writing writes the same bytes, and lets
-them last as ours do. Peers run in an environment of their own (`make bench-peers`).
+them last as ours do. Peers run in an environment of their own (`make bench BENCH=peers`).
 """
 
 import os

@@ -2,7 +2,7 @@
 
 The volume is 512³ uint8 in chunks of 64³, blosc-zstd, with labels of two classes; patches are 64³, raw and labels, in
 batches of 4, drawn at random, 250 batches an epoch. The limit is a loop that reads such patches with zarr-python, one
-slice each. cellmap-data runs in an environment of its own (`make test-cellmap` sets it up). The first
+slice each. cellmap-data runs in an environment of its own (`make .venv-cellmap/.ready` sets it up). The first
 batches are not timed. Caches are of 64 MB, a sixth of the data, and of the default 256 MB. Then, how much is decoded
 for how much is delivered.
 """

@@ -66,7 +66,7 @@ def pytest_collection() -> Generator[None, Any, Any]:
         gc.enable()
 
 
-if _FOLDER := os.environ.get("PENSTOCK_SECONDS_FOLDER"):  # `make test-seconds`
+if _FOLDER := os.environ.get("PENSTOCK_SECONDS_FOLDER"):  # `python tools/run_tests.py measure`
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:

@@ -121,7 +121,7 @@ def test_mypy_sees_every_name(tmp_path: Path) -> None:
     lines += ["penstock.Lodaer  # type: ignore[attr-defined]"]
     script = tmp_path / "every_name.py"
     script.write_text("\n".join(lines) + "\n")
-    # The cache of `make types`, which ran before; without it this takes half a minute.
+    # The cache of mypy in `make test`, which ran before; without it this takes half a minute.
     command = [sys.executable, "-m", "mypy", "--strict", "--config-file", "pyproject.toml", str(script)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert "Success: no issues found" in done.stdout, done.stdout + done.stderr

@@ -1,6 +1,6 @@
 """The report in a real browser: it renders, requests nothing, logs no errors, and fits a phone.
 
-`make test-browser` runs these, and fails without a browser. Otherwise they are skipped without one.
+PENSTOCK_BROWSER_TESTS=1 runs these, and fails without a browser. Otherwise they are skipped without one.
 Screenshots go to the folder that PENSTOCK_SCREENSHOTS names.
 """
 
@@ -27,7 +27,7 @@ from chromium import Chromium, found_browser  # beside this file
 _NEEDED = os.environ.get("PENSTOCK_BROWSER_TESTS") == "1"
 
 pytestmark = pytest.mark.skipif(
-    found_browser() is None and not _NEEDED, reason="no browser: make test-browser runs these"
+    found_browser() is None and not _NEEDED, reason="no browser: PENSTOCK_BROWSER_TESTS=1 makes that an error"
 )
 
 _CHARTS = ["access", "training-0", "throughput", "shares", "stages", "memory", "bytes"]
@@ -62,7 +62,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
     path = found_browser()
-    assert path is not None, "make test-browser needs chromium: apt-get install chromium, or set PENSTOCK_BROWSER"
+    assert path is not None, "these tests need chromium: apt-get install chromium, or set PENSTOCK_BROWSER"
     running = Chromium(path, tmp_path_factory.mktemp("profile"))
     yield running
     running.close()

@@ -22,7 +22,7 @@ _SITE = yaml.safe_load((_ROOT / "mkdocs.yml").read_text())
 
 @pytest.fixture(scope="module")
 def hook() -> ModuleType:
-    return load_script("scripts/docs_site.py")
+    return load_script("tools/docs_site.py")
 
 
 def _pages(nav: Any) -> list[str]:

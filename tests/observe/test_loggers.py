@@ -8,13 +8,14 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from penstock_tree import find_python
 from penstock_watch_scalars import NAMES
 
-_PACKAGES = os.environ.get("PENSTOCK_LOGGERS")
+_PYTHON = find_python("loggers")
 _ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.skipif(
-    _PACKAGES is None, reason="PENSTOCK_LOGGERS names no folder with the packages mlflow and wandb: make test-loggers"
+    _PYTHON is None, reason="needs an environment with mlflow and wandb: make .venv-loggers/.ready"
 )
 
 _WATCH = """
@@ -31,9 +32,11 @@ _WATCH = """
 
 def run(code: str, folder: Path) -> dict[str, dict[str, float]]:
     """Run code in an interpreter that has the loggers; return what it prints last: values by step."""
+    assert _PYTHON is not None
+    (packages,) = _PYTHON.parents[1].glob("lib/python*/site-packages")
     environment = {
         **os.environ,
-        "PYTHONPATH": f"{_ROOT / 'src'}{os.pathsep}{_PACKAGES}",
+        "PYTHONPATH": f"{_ROOT / 'src'}{os.pathsep}{packages}",
         "MLFLOW_ALLOW_FILE_STORE": "true",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "WANDB_MODE": "offline",

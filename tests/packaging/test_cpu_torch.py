@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "cpu_torch.py"
+SCRIPT = Path(__file__).parents[2] / "tools" / "cpu_torch.py"
 CPU, CUDA = ["torch", "numpy", "sympy"], ["torch", "nvidia-cublas-cu12", "triton", "numpy"]
 
 

@@ -156,4 +156,4 @@ def test_the_sdist_has_every_file_that_git_has(built: Path) -> None:
     with tarfile.open(sdist) as archive:
         found = {name.partition("/")[2] for name in archive.getnames()}
     assert found == tracked | {"PKG-INFO"}
-    assert {"Makefile", "constraints.txt", "tests/conftest.py", "docs/index.md", "LICENSE"} <= found
+    assert {"Makefile", "constraints/dev.txt", "tests/conftest.py", "docs/index.md", "LICENSE"} <= found

@@ -25,7 +25,7 @@ few_cases = settings(max_examples=max(5, settings.default.max_examples // 4))
 
 
 def some_cases(count: int) -> pytest.MarkDecorator:
-    """Mark a test with parameters: `count` of its cases are run, evenly spread; all of them by `make soak`."""
+    """Mark a test with parameters: `count` of its cases are run, evenly spread; all with PENSTOCK_TESTS=soak."""
     return pytest.mark.some_cases(count)
 
 

@@ -22,8 +22,8 @@ __all__ = ["KINDS", "SECONDS", "find_kinds", "mark_slow", "measure"]
 
 _TESTS = Path(__file__).parents[1]
 SECONDS = _TESTS / "seconds.json"
-"""CPU seconds of a case of each test function that takes long, as `make test-seconds` found them; a file with null is
-slow, and was not measured yet."""
+"""CPU seconds of a case of each test function that takes long, as `tools/run_tests.py measure` found them; a file
+with null is slow, and was not measured yet."""
 
 # What all cases of a test, and a single case of it, may take at most to be quick.
 _TOGETHER_SECONDS, _ALONE_SECONDS = 0.4, 2.5

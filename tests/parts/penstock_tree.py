@@ -13,6 +13,12 @@ MODULES = {
 STUBS = sorted(SRC.rglob("*.pyi"))
 
 
+def find_python(name: str) -> Path | None:
+    """Return the interpreter of the environment that `make .venv-NAME/.ready` sets up, if it is there."""
+    path = ROOT / f".venv-{name}" / "bin" / "python"
+    return path if path.exists() else None
+
+
 @cache
 def parse(path: Path) -> ast.Module:
     """Return the syntax tree of a file."""

@@ -15,7 +15,7 @@ from penstock_test_parts import eventually, numbered_source, run_isolated, to_pl
 from penstock import ArraySource, Loader, Plan, RunOptions, Shuffle, WindowShuffle
 
 if os.environ.get("PENSTOCK_TESTS") != "soak":
-    pytest.skip("takes minutes; run with PENSTOCK_TESTS=soak (make soak)", allow_module_level=True)
+    pytest.skip("takes minutes; run with PENSTOCK_TESTS=soak", allow_module_level=True)
 
 EPOCHS, SETTLED = 200, 50
 # A leak of one batch per epoch would be 512 kB; the allocator's own noise over 150 epochs is far below this.

@@ -1,6 +1,6 @@
 """The C part with any geometry: what does not fit is refused in C itself, and no other byte is read or written.
 
-Maps and targets lie between pages that cannot be touched; `make test-sanitize` runs this with AddressSanitizer, too.
+Maps and targets lie between pages that cannot be touched; `tools/sanitize.py` runs this with AddressSanitizer, too.
 """
 
 import contextlib

@@ -7,8 +7,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from penstock_tree import find_python
 
-_PYTHON = os.environ.get("PENSTOCK_NWB_ZARR_PYTHON")
+_PYTHON = find_python("nwb-zarr")
 _ROOT = Path(__file__).parents[3]
 
 _CODE = """
@@ -58,7 +59,7 @@ _CODE = """
 
 
 @pytest.mark.skipif(
-    _PYTHON is None, reason="PENSTOCK_NWB_ZARR_PYTHON names no interpreter that has hdmf-zarr (it needs a zarr below 3)"
+    _PYTHON is None, reason="needs an environment with hdmf-zarr and a zarr below 3: make .venv-nwb-zarr/.ready"
 )
 def test_a_zarr_folder_gives_what_the_hdf5_file_gives(tmp_path):
     paths = os.pathsep.join([str(_ROOT / "src"), str(_ROOT / "tests" / "parts")])

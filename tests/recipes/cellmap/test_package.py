@@ -7,8 +7,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from penstock_tree import find_python
 
-_PYTHON = os.environ.get("PENSTOCK_CELLMAP_PYTHON")
+_PYTHON = find_python("cellmap")
 _ROOT = Path(__file__).parents[3]
 
 _CODE = """
@@ -120,7 +121,7 @@ _CODE = """
 
 @pytest.mark.skipif(
     _PYTHON is None,
-    reason="PENSTOCK_CELLMAP_PYTHON names no interpreter that has cellmap-data (it needs a zarr below 3)",
+    reason="needs an environment with cellmap-data and a zarr below 3: make .venv-cellmap/.ready",
 )
 def test_cellmap_data_datasets_give_the_same_augmented_items_for_any_workers(tmp_path: Path) -> None:
     done = subprocess.run(

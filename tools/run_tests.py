@@ -1,4 +1,4 @@
-"""Run the tests in groups of folders, some groups at once: `make test`, `test-all`, `test-seconds`.
+"""Run the tests in groups of folders, some groups at once: `make test`, `make test-all`; `measure` writes their times.
 
 A group is a process of its own, which imports and collects only its folders: that is what a fork in a test copies, and
 it is done once. Processes that share all tests would each collect all of them.

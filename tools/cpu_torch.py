@@ -1,4 +1,4 @@
-"""Installs a CPU build of torch first, if pip would bring gigabytes of CUDA: `python scripts/cpu_torch.py URL`.
+"""Installs a CPU build of torch first, if pip would bring gigabytes of CUDA: `python tools/cpu_torch.py URL`.
 
 Run by the set-up of `make`, with the index of CPU builds: the variable TORCH_INDEX, which may be empty. If pip finds a
 build without CUDA by itself, nothing is done; if the index cannot be reached, pip decides as well.
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
+CONSTRAINTS = Path(__file__).parents[1] / "constraints" / "dev.txt"
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "-c", str(CONSTRAINTS)]
 
 

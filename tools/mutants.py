@@ -1,6 +1,6 @@
 """Change the code at random, one small change at a time, and list the changes that no test of the folder notices.
 
-`make mutants`, or `python scripts/mutants.py plan core --count 40 --seed 1 --workers 2`. A mutant is a copy of the
+`make mutants`, or `python tools/mutants.py plan core --count 40 --seed 1 --workers 2`. A mutant is a copy of the
 package with one operator, constant or condition changed. It is killed if a test fails, and survives if all pass. A
 survivor needs a test, or, if nobody can notice the change, a line in `EQUIVALENT`. Tests and package are copied first,
 so that you may edit them meanwhile.

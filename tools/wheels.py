@@ -39,9 +39,9 @@ def _try(wheel: Path, folder: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", str(folder / "fresh")], check=True)
     python = str(folder / "fresh" / "bin" / "python")
     pip = [python, "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
-    subprocess.run([*pip, "-c", str(ROOT / "constraints.txt"), str(wheel)], check=True)
+    subprocess.run([*pip, "-c", str(ROOT / "constraints" / "dev.txt"), str(wheel)], check=True)
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PENSTOCK_NATIVE")}
-    subprocess.run([python, str(ROOT / "scripts" / "try_wheel.py")], check=True, cwd=folder, env=environment)
+    subprocess.run([python, str(ROOT / "tools" / "try_wheel.py")], check=True, cwd=folder, env=environment)
 
 
 if __name__ == "__main__":

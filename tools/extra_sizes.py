@@ -1,4 +1,4 @@
-"""What each extra of Penstock brings, and how large that is where this runs: `python scripts/extra_sizes.py`.
+"""What each extra of Penstock brings, and how large that is where this runs: `python tools/extra_sizes.py`.
 
 Prints the table of docs/how-to/install.md, from the packages that are installed here, without compiled files of Python.
 An extra of which a package is missing here is left out.

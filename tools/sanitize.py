@@ -1,4 +1,4 @@
-"""Runs the tests of the C part with AddressSanitizer and UndefinedBehaviorSanitizer: `make test-sanitize`.
+"""Runs the tests of the C part with AddressSanitizer and UndefinedBehaviorSanitizer: `python tools/sanitize.py`.
 
 The package is copied into a temporary folder and compiled there with the sanitizers, so that nothing of them is in the
 package itself. A read or write outside of an array, an overflow or a misaligned access ends the tests with its place.
@@ -43,7 +43,7 @@ def main() -> int:
 def _find_library(compiler: str) -> str:
     """Return the path of libasan, which Python itself has to load first; end with what to do if there is none."""
     if shutil.which(compiler.split(maxsplit=1)[0]) is None:
-        sys.exit(f"make test-sanitize needs gcc, and there is no {compiler}. Install it (Debian: apt-get install gcc).")
+        sys.exit(f"This needs gcc, and there is no {compiler}. Install it (Debian: apt-get install gcc).")
     asked = [*compiler.split(), "-print-file-name=libasan.so"]
     found = Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
     if not found.is_absolute():

@@ -1,4 +1,4 @@
-"""Compiles native.c for aarch64 and runs its self-test under qemu: `make test-aarch64`.
+"""Compiles native.c for aarch64 and runs its self-test under qemu: `python tools/aarch64.py`.
 
 Checksums, copies, gathers, and a file that shrinks under its map (SIGBUS). Not in CI: it needs two packages of the
 system. Debian: apt-get install gcc-aarch64-linux-gnu qemu-user libc6-dev-arm64-cross.
@@ -32,7 +32,7 @@ def main() -> int:
     for program in (COMPILER, EMULATOR):
         if shutil.which(program) is None:
             sys.exit(
-                f"make test-aarch64 needs {program}, which is not here. Install it (Debian: apt-get install "
+                f"This needs {program}, which is not here. Install it (Debian: apt-get install "
                 "gcc-aarch64-linux-gnu qemu-user libc6-dev-arm64-cross)."
             )
     content = _make_bytes(max(LENGTHS))
