@@ -132,7 +132,6 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
             "early_stopping": 8,
             "batch_size": 12 if chosen.quick else 32,
             "learning_rate": 0.003,
-            "lr_schedule": {"type": "cosine"},
             "standardize_axis": -2,  # each frequency has its own noise
             "max_split_attempts": 2000,
             "seed": chosen.seed,

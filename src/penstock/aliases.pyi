@@ -28,10 +28,10 @@ from penstock.recipes.chunked.loader import ChunkedSampler as ChunkedSampler
 from penstock.recipes.chunked.training import ChunkedTrainingMixin as ChunkedTrainingMixin
 from penstock.recipes.crossval.cross_validation import cross_val_training as cross_val_training
 from penstock.recipes.crossval.engine import TrainingEngine as TrainingEngine
+from penstock.recipes.crossval.engine import aggregate_predictions as aggregate_predictions
 from penstock.recipes.crossval.engine import class_weights as class_weights
 from penstock.recipes.crossval.folds import search_best_group_seed as search_best_group_seed
 from penstock.recipes.crossval.folds import search_best_group_seed_kfold as search_best_group_seed_kfold
-from penstock.recipes.crossval.results import aggregate_predictions as aggregate_predictions
 from penstock.recipes.streams.loaders import PipelineChunkLoader as PipelineChunkLoader
 from penstock.recipes.streams.loaders import RandomChunkLoader as RandomChunkLoader
 from penstock.recipes.streams.profiler import PipelineProfiler as PipelineProfiler

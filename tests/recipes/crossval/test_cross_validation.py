@@ -173,7 +173,7 @@ def test_invalid_data_is_refused_by_name(data: dict[str, np.ndarray], tmp_path: 
     np.savez(tmp_path / "objects.npz", features=np.array([{}], object), labels=[0])
     with pytest.raises(ReadError, match=r"Could not read .*objects\.npz"):
         cross_val_training(tmp_path / "objects.npz", model_class=_linear)
-    with pytest.raises(OptionError, match="model_class is required"):
+    with pytest.raises(OptionError, match="model_class must be a function that returns a model, got None"):
         cross_val_training(**data)
     with pytest.raises(SourceError, match=r"authors must have one entry per item, shape \(96,\), got \(95,\)"):
         cross_val_training(**{**data, "authors": data["authors"][1:]}, model_class=_linear)
@@ -181,7 +181,7 @@ def test_invalid_data_is_refused_by_name(data: dict[str, np.ndarray], tmp_path: 
         cross_val_training(**{**data, "labels": np.full(N, -1)}, model_class=_linear)
     with pytest.raises(SourceError, match=r"features must be real numbers .*\(96,\)"):
         cross_val_training(**{**data, "features": np.zeros(N)}, model_class=_linear)
-    with pytest.raises(OptionError, match="did you mean 'k_folds'"):
+    with pytest.raises(OptionError, match="Did you mean 'k_folds'"):
         cross_val_training(**data, model_class=_linear, config={"kfolds": 3})
     with pytest.raises(OptionError, match="Labels must be from 0 to 1 with num_classes=2, got 2"):
         cross_val_training(**data, model_class=_linear, num_classes=2, config=QUICK)

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from penstock_cases import few_cases
 
 from penstock.core.errors import OptionError
-from penstock.recipes.crossval import folds as folds_module
-from penstock.recipes.crossval.attempts import Attempts, Task, _scores
 from penstock.recipes.crossval.folds import (
+    _Groups,
     best_grouped_folds,
     best_grouped_split,
     grouped_folds,
@@ -27,6 +26,10 @@ def _table(rows: int, classes: int, authors: int, seed: int = 0) -> tuple[np.nda
     rng = np.random.default_rng(seed)
     author = rng.integers(0, authors, rows)
     return (author + rng.integers(0, 2, rows)) % classes, author
+
+
+def _groups(counts: np.ndarray, fractions: tuple[float, ...], *, folds: bool = True) -> _Groups:
+    return _Groups(np.arange(len(counts)), counts, fractions, 0, folds, "")
 
 
 def _score(labels: np.ndarray, sides: list[np.ndarray], shares: list[float]) -> float:
@@ -98,26 +101,27 @@ def test_the_best_attempt_is_taken_and_attempts_do_not_depend_on_each_other() ->
     labels, authors = _table(300, 5, 20)
     counts = np.zeros((20, 5), np.int64)
     np.add.at(counts, (authors, labels), 1)
-    task = Task(counts, (0.25,) * 4, 0, folds=True)
-    alone = [Attempts.of(task, [seed]) for seed in range(600)]
-    together = Attempts.of(task, range(600))
-    assert np.array_equal(together.scores, np.concatenate([attempt.scores for attempt in alone]))
-    assert np.array_equal(together.sides, np.concatenate([attempt.sides for attempt in alone]))
+    groups = _groups(counts, (0.25,) * 4)
+    alone = np.concatenate([groups.deal([seed]) for seed in range(600)])
+    together = groups.deal(range(600))
+    assert np.array_equal(together, alone)
+    scores = groups.scores(together)
+    assert np.array_equal(scores, np.concatenate([groups.scores(sides[None]) for sides in alone]))
     found = best_grouped_folds(labels, authors, 4, max_attempts=600)
-    assert (found.score, found.seed) == (together.scores.min(), together.scores.argmin())
-    assert len(np.unique(together.sides, axis=0)) > 100  # attempts differ
+    assert (found.score, found.seed) == (scores.min(), scores.argmin())
+    assert len(np.unique(together, axis=0)) > 100  # attempts differ
 
 
 def test_an_empty_fold_or_an_untrained_class_has_an_infinite_score() -> None:
     counts = np.array([[3, 0], [3, 2], [3, 2], [3, 0]])
     sides = np.array([[0, 0, 1, 1], [0, 1, 2, 0], [0, 1, 1, 2], [0, 0, 1, 0]])
-    two = _scores(Task(counts, (0.5, 0.5), 0, folds=True), sides[[0, 3]])
-    three = _scores(Task(counts, (1 / 3,) * 3, 0, folds=True), sides)
+    two = _groups(counts, (0.5, 0.5)).scores(sides[[0, 3]])
+    three = _groups(counts, (1 / 3,) * 3).scores(sides)
     # Of the first class, 6 of 12 and 9 of 12; of the second, 2 of 4 each. Of three folds: 6, 3, 3 and 0, 2, 2.
     assert two.tolist() == pytest.approx([0, (0.5 + 0.5) / 4])
     assert np.isinf(three).tolist() == [True, False, True, True]
     assert three[1] == pytest.approx((0.5 + 0.25 + 0.25 + 1 + 0.5 + 0.5) / 6)
-    assert np.isinf(_scores(Task(counts, (0.5, 0.5), 0, folds=False), np.array([[0, 0, 0, 1]])))  # none of a class
+    assert np.isinf(_groups(counts, (0.5, 0.5), folds=False).scores(np.array([[0, 0, 0, 1]])))  # none of a class
 
 
 def test_folds_are_better_than_random_ones() -> None:
@@ -128,16 +132,6 @@ def test_folds_are_better_than_random_ones() -> None:
     tries = [rng.integers(0, 4, 60)[authors] for _ in range(500)]
     chance = min(_score(labels, [np.flatnonzero(side == fold) for fold in range(4)], [0.25] * 4) for side in tries)
     assert best_grouped_folds(labels, authors, 4, max_attempts=500).score < 0.5 * chance
-
-
-def test_the_number_of_processes_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    labels, authors = _table(400, 6, 24)
-    one = best_grouped_folds(labels, authors, 3, max_attempts=2000, workers=1)
-    monkeypatch.setattr(folds_module, "_PAYS_SECONDS", 0.0)  # so that processes are started for a short search, too
-    for workers in (2, 3):
-        many = best_grouped_folds(labels, authors, 3, max_attempts=2000, workers=workers)
-        assert (many.score, many.seed) == (one.score, one.seed)
-        assert all(np.array_equal(a.val, b.val) for a, b in zip(one.folds, many.folds, strict=True))
 
 
 @given(seed=st.integers(0, 10**6))
@@ -180,7 +174,7 @@ def test_tables_of_pandas_and_plain_mappings_give_the_same() -> None:
         "usable_segments": np.arange(120) % 3 + 1,
     }
     plain = search_best_group_seed_kfold(columns, 100, 0, 3)
-    framed = search_best_group_seed_kfold(pandas.DataFrame(columns, index=range(500, 620)), 100, 0, 3, workers=1)
+    framed = search_best_group_seed_kfold(pandas.DataFrame(columns, index=range(500, 620)), 100, 0, 3)
     folds, score, seed = plain
     assert (score, seed) == (framed.score, framed.seed)
     for one, other in zip(folds, framed.folds, strict=True):
@@ -209,10 +203,10 @@ def test_impossible_splits_are_refused_with_names_and_counts() -> None:
         best_grouped_folds([0, 0], ["ann", None], 2)
     with pytest.raises(OptionError, match="got 3 labels and 2 authors"):
         best_grouped_folds([0, 0, 1], ["ann", "bob"], 2)
-    for wrong in ({"n_splits": 1}, {"max_attempts": 0}, {"min_val_segments": -1}, {"workers": 0}):
+    for wrong in ({"n_splits": 1}, {"max_attempts": 0}, {"min_val_segments": -1}):
         with pytest.raises(OptionError, match=f"{next(iter(wrong))} must be an integer"):
             best_grouped_folds([0, 0], [1, 2], **{"n_splits": 2, **wrong})
-    with pytest.raises(OptionError, match=r"test_size must be a number from 0\.01 to 0\.99, got 1\.5"):
+    with pytest.raises(OptionError, match=r"test_size must be a finite number >= 0\.01 and <= 0\.99, got 1\.5"):
         best_grouped_split([0, 0], [1, 2], 1.5)
 
 

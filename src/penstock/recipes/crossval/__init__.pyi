@@ -1,6 +1,7 @@
 from penstock.recipes.crossval.cross_validation import cross_val_training as cross_val_training
 from penstock.recipes.crossval.cross_validation import single_fold_training as single_fold_training
 from penstock.recipes.crossval.engine import TrainingEngine as TrainingEngine
+from penstock.recipes.crossval.engine import aggregate_predictions as aggregate_predictions
 from penstock.recipes.crossval.engine import class_weights as class_weights
 from penstock.recipes.crossval.engine import labels_of as labels_of
 from penstock.recipes.crossval.folds import Fold as Fold
@@ -13,4 +14,3 @@ from penstock.recipes.crossval.folds import search_best_group_seed as search_bes
 from penstock.recipes.crossval.folds import search_best_group_seed_kfold as search_best_group_seed_kfold
 from penstock.recipes.crossval.folds import stratified_folds as stratified_folds
 from penstock.recipes.crossval.folds import stratified_split as stratified_split
-from penstock.recipes.crossval.results import aggregate_predictions as aggregate_predictions

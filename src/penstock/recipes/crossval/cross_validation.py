@@ -16,7 +16,6 @@ Examples
 """
 
 import logging
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,15 +26,13 @@ from numpy.typing import ArrayLike, NDArray
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from penstock.convert.inputs.npz import list_headers
 from penstock.convert.table import read_table
-from penstock.core.errors import OptionError, ReadError, SourceError
+from penstock.core.errors import OptionError, PenstockError, ReadError, SourceError
 from penstock.core.limits import check_expansion
 from penstock.core.text import cause
 from penstock.files.regular import open_regular
-from penstock.recipes.crossval.config import DEFAULTS, SINGLE_FOLD_DEFAULTS, check_config
-from penstock.recipes.crossval.engine import TrainingEngine
-from penstock.recipes.crossval.folds import Fold, best_grouped_folds, best_grouped_split, stratified_folds
+from penstock.recipes.crossval.engine import DEFAULTS, SINGLE_FOLD_DEFAULTS, TrainingEngine, check_config
+from penstock.recipes.crossval.folds import best_grouped_folds, best_grouped_split, stratified_folds
 
 __all__ = ["cross_val_training", "single_fold_training"]
 
@@ -78,7 +75,7 @@ def cross_val_training(
     num_classes
         None for the number of different labels.
     config
-        Keys of `penstock.recipes.crossval.config.DEFAULTS`; they take precedence over the next two arguments.
+        Keys of `penstock.recipes.crossval.engine.DEFAULTS`; they take precedence over the next two arguments.
     spec_augment, gaussian_noise
         Whether masks, and noise, are applied to training items.
     recordings
@@ -92,25 +89,23 @@ def cross_val_training(
     defaults = {**DEFAULTS, "spec_augment": spec_augment, "gaussian_noise": gaussian_noise}
     chosen = check_config(config, defaults)
     data = _Data.of(data_path, features, labels, authors, recordings)
-    engine = TrainingEngine(_require_model_class(model_class), data.num_classes(num_classes), chosen)
-    folds, split = _folds(data, chosen)
-    results, best_results = engine.run_cross_validation(data.dataset, folds, recordings=data.recordings)
-    return {**results, "classes": data.classes, "split": split}, best_results
-
-
-def _folds(data: "_Data", chosen: Mapping[str, Any]) -> tuple[list[Fold], dict[str, Any] | None]:
+    engine = _make_engine(model_class, num_classes, data, chosen)
+    split = None
     if data.groups is None:
         _LOG.warning("Neither authors nor recordings were given: related items may be in both training and validation.")
-        return stratified_folds(data.labels, chosen["k_folds"], seed=chosen["seed"]), None
-    found = best_grouped_folds(
-        data.labels,
-        data.groups,
-        chosen["k_folds"],
-        max_attempts=chosen["max_split_attempts"],
-        min_val_segments=chosen["min_val_segments"],
-        show=chosen["progress"],
-    )
-    return found.folds, {"score": found.score, "seed": found.seed}
+        folds = stratified_folds(data.labels, chosen["k_folds"], seed=chosen["seed"])
+    else:
+        folds, score, seed = best_grouped_folds(
+            data.labels,
+            data.groups,
+            chosen["k_folds"],
+            max_attempts=chosen["max_split_attempts"],
+            min_val_segments=chosen["min_val_segments"],
+            show=chosen["progress"],
+        )
+        split = {"score": score, "seed": seed}
+    results, best_results = engine.run_cross_validation(data.dataset, folds, recordings=data.recordings)
+    return {**results, "classes": data.classes, "split": split}, best_results
 
 
 def single_fold_training(
@@ -134,7 +129,7 @@ def single_fold_training(
     Parameters
     ----------
     config
-        Keys of `penstock.recipes.crossval.config.SINGLE_FOLD_DEFAULTS`.
+        Keys of `penstock.recipes.crossval.engine.SINGLE_FOLD_DEFAULTS`.
     use_predefined_split
         True: no author is in both training and validation; needs authors, or recordings instead. False: items are split
         by class alone, or by recordings if given, regardless of authors.
@@ -146,7 +141,7 @@ def single_fold_training(
     defaults = {**SINGLE_FOLD_DEFAULTS, "spec_augment": spec_augment, "gaussian_noise": gaussian_noise}
     chosen = check_config(config, defaults)
     data = _Data.of(data_path, features, labels, authors, recordings)
-    engine = TrainingEngine(_require_model_class(model_class), data.num_classes(num_classes), chosen)
+    engine = _make_engine(model_class, num_classes, data, chosen)
     if not use_predefined_split:
         result = engine.run_single_fold_stratified(data.dataset, recordings=data.recordings)
         return {**result, "classes": data.classes, "split": None}
@@ -165,6 +160,10 @@ def single_fold_training(
     )
     result = engine.run_single_fold_predefined(data.dataset, found.train, found.test, recordings=data.recordings)
     return {**result, "classes": data.classes, "split": {"score": found.score, "seed": found.seed}}
+
+
+def _make_engine(model_class: Any, num_classes: int | None, data: "_Data", config: Mapping[str, Any]) -> TrainingEngine:
+    return TrainingEngine(model_class, len(data.classes) if num_classes is None else num_classes, config)
 
 
 class _Data(NamedTuple):
@@ -197,9 +196,6 @@ class _Data(NamedTuple):
         groups = given["recordings"] if given["authors"] is None else given["authors"]
         return cls(TensorDataset(x, torch.from_numpy(y)), y, classes, groups, given["recordings"])
 
-    def num_classes(self, given: int | None) -> int:
-        return len(self.classes) if given is None else given
-
 
 def _read_file(path: Path) -> dict[str, Any]:
     if path.suffix.lower() in (".csv", ".tsv", ".parquet"):
@@ -210,21 +206,15 @@ def _read_file(path: Path) -> dict[str, Any]:
             "np.savez(path, features=…, labels=…, authors=…)."
         )
     try:
-        headers = list_headers(path)
-    except SourceError as error:
-        raise ReadError(f"Could not read {path}: {error}") from error
-    found = [header for header in headers.values() if not isinstance(header, str)]
-    n_bytes = sum(math.prod(header.shape) * header.dtype.itemsize for header in found)
-    check_expansion(f"The arrays of {path}", n_bytes, path.stat().st_size)
-    unknown = sorted(set(headers) - set(_NEEDED) - set(_OPTIONAL))
-    if unknown:
-        _LOG.warning("%s also has %s, which is ignored.", path, ", ".join(unknown))
-    wrong = {name: reason for name, reason in headers.items() if isinstance(reason, str) and name not in unknown}
-    if wrong:
-        raise ReadError(f"Could not read {path}: {'; '.join(f'{name}: {reason}' for name, reason in wrong.items())}.")
-    try:
         with open_regular(path) as file, np.load(file, allow_pickle=False) as stored:
-            return {name: stored[name] if name in headers else None for name in (*_NEEDED, *_OPTIONAL)}
+            n_bytes = sum(member.file_size for member in stored.zip.infolist())
+            check_expansion(f"The arrays of {path}", n_bytes, path.stat().st_size)
+            unknown = sorted(set(stored.files) - set(_NEEDED) - set(_OPTIONAL))
+            if unknown:
+                _LOG.warning("%s also has %s, which is ignored.", path, ", ".join(unknown))
+            return {name: stored[name] if name in stored.files else None for name in (*_NEEDED, *_OPTIONAL)}
+    except PenstockError:
+        raise
     except Exception as error:  # a damaged archive can make zipfile and NumPy raise anything
         raise ReadError(f"Could not read {path}: {cause(error)}.") from error
 
@@ -279,9 +269,3 @@ def _encode_labels(labels: Any) -> tuple[list[str], NDArray[np.int64]]:
         raise SourceError("Labels must be integers or names, one per item.")
     classes, number = np.unique(np.array(names), return_inverse=True)
     return classes.tolist(), number.astype(np.int64)
-
-
-def _require_model_class(model_class: Any) -> Any:
-    if model_class is None:
-        raise OptionError("model_class is required: a function from the number of classes to a model.")
-    return model_class

@@ -7,6 +7,7 @@ import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,18 +17,16 @@ from numpy.typing import ArrayLike, NDArray
 from torch import nn
 from torch.utils.data import Subset
 
-from penstock.core.checks import check_integer
+from penstock.core.checks import check_integer, check_keys, check_number
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.seeds import key_for
-from penstock.recipes.crossval.config import TRAINING_KEYS, check_config
-from penstock.recipes.crossval.fold import FoldSpec, FoldTraining, Predictions, preserve_random_state, seed_all
-from penstock.recipes.crossval.folds import best_grouped_split, stratified_split
-from penstock.recipes.crossval.results import (
+from penstock.recipes.crossval.fold import (
+    FoldTraining,
     accuracy_and_f1,
-    aggregate_predictions,
     confusion_matrix_of,
-    summarize_folds,
+    preserve_random_state,
 )
+from penstock.recipes.crossval.folds import best_grouped_split, stratified_split
 from penstock.recipes.workersafe.datasets import (
     AugmentedDataset,
     WorkerSafeStandardizedDataset,
@@ -37,9 +36,91 @@ from penstock.recipes.workersafe.factory import OptimalDataLoaderFactory
 from penstock.recipes.workersafe.torch_loader import end_workers
 from penstock.transform.presets import get_augmentation_params
 
-__all__ = ["TrainingEngine", "class_weights", "labels_of"]
+__all__ = [
+    "DEFAULTS",
+    "SINGLE_FOLD_DEFAULTS",
+    "TrainingEngine",
+    "aggregate_predictions",
+    "check_config",
+    "class_weights",
+    "labels_of",
+]
 
 _Int64s = NDArray[np.int64]
+
+DEFAULTS: Mapping[str, Any] = {
+    "k_folds": 4,
+    "num_epochs": 220,
+    "batch_size": 24,
+    "learning_rate": 0.001,
+    "use_class_weights": False,
+    "early_stopping": 35,  # epochs without a smaller validation loss; 0 for never
+    "standardize": True,
+    "standardize_axis": None,  # one mean for all; -2 for one per frequency bin of (channel, frequency, time)
+    "aggregate_predictions": True,
+    "max_split_attempts": 30_000,
+    "min_val_segments": 0,
+    "min_test_segments": 0,
+    "test_size": 0.2,
+    "spec_augment": False,  # True, or arguments of SpecAugment
+    "gaussian_noise": False,  # True, or arguments of GaussianNoise
+    "optimize_dataloaders": True,  # False for no worker processes and no pinned memory
+    "loader_options": {},  # for OptimalDataLoaderFactory, such as num_workers: how batches are made, never which ones
+    "benchmark_performance": False,  # True: penstock.watch reports what the training waited for
+    "optimizer": None,  # a function from the parameters to a torch optimizer; None for Adam
+    "mixed_precision": True,  # on a GPU; there is nothing to gain elsewhere
+    "gradient_clipping": 1.0,  # 0 for none
+    "seed": 42,
+    "device": None,  # None for CUDA if available
+    "checkpoint_dir": None,
+    "progress": True,
+}
+"""Keys of the config of a cross-validation, with their defaults."""
+
+SINGLE_FOLD_DEFAULTS: Mapping[str, Any] = {
+    **DEFAULTS,
+    "num_epochs": 250,
+    "batch_size": 48,
+    "max_split_attempts": 10_000,
+    "min_test_segments": 5,
+}
+"""Defaults of a training on a single split."""
+
+# What the weights depend on, besides the items and the optimizer; a checkpoint resumes only if it is the same.
+_IDENTITY = ("batch_size", "use_class_weights", "early_stopping", "standardize", "standardize_axis", "spec_augment",
+             "gaussian_noise", "mixed_precision", "gradient_clipping", "seed")  # fmt: skip
+_AT_LEAST = {"k_folds": 2, "num_epochs": 1, "batch_size": 1, "max_split_attempts": 1}
+_PLURALS = {"loss": "losses", "accuracy": "accuracies", "f1": "f1s"}
+_ORDER_OPTIONS = {"shuffle", "sampler", "batch_sampler", "batch_size", "drop_last", "seed", "generator"}
+
+
+def check_config(config: Mapping[str, Any] | None, defaults: Mapping[str, Any] = DEFAULTS) -> dict[str, Any]:
+    """Return all keys: the given ones, and `defaults` for the rest.
+
+    Examples
+    --------
+    >>> check_config({"batch_size": 8})["batch_size"], check_config({})["num_epochs"]
+    (8, 220)
+    """
+    full = {**defaults, **(config or {})}
+    check_keys("Keys of config", full, DEFAULTS)
+    for key, default in DEFAULTS.items():
+        value = full[key]
+        if key in ("spec_augment", "gaussian_noise") and isinstance(value, Mapping):
+            continue
+        if isinstance(default, bool) and not isinstance(value, bool):
+            raise OptionError(f"{key} must be True or False, got {value!r}.")
+        if type(default) is int:
+            full[key] = check_integer(key, value, at_least=_AT_LEAST.get(key, 0))
+        elif type(default) is float:
+            full[key] = check_number(key, value, at_least=0)
+    wrong = _ORDER_OPTIONS & set(full["loader_options"])
+    if wrong:
+        raise OptionError(f"loader_options must not change which items are in a batch, got {', '.join(sorted(wrong))}.")
+    for key, switch in (("loader_options", "optimize_dataloaders"), ("standardize_axis", "standardize")):
+        if full[key] not in (None, {}) and not full[switch]:
+            raise OptionError(f"{key} needs {switch}=True, got False. Leave out one of the two.")
+    return full
 
 
 class TrainingEngine:
@@ -56,7 +137,7 @@ class TrainingEngine:
     num_classes
         Labels are 0 … num_classes - 1.
     config
-        Keys of `penstock.recipes.crossval.config.DEFAULTS`. Standardization comes first, with mean and standard
+        Keys of `penstock.recipes.crossval.engine.DEFAULTS`. Standardization comes first, with mean and standard
         deviation of the training items; then noise, then masks, on training items only. So noise is in units of the
         standard deviation and masks are filled with the mean, unless `standardize` is False: then noise is in units of
         the data, and masks are filled with the mean of the item.
@@ -103,21 +184,21 @@ class TrainingEngine:
         Exception
             Any exception in a fold, with a note that names the fold.
         """
-        folds = [self._check_fold(dataset, fold) for fold in fold_indices]
+        folds = [_check_fold(dataset, fold) for fold in fold_indices]
         if not folds:
             raise OptionError("fold_indices must have (training, validation) items of at least one fold, got none.")
-        places = [(number, len(folds)) for number in range(1, len(folds) + 1)]
-        found = [self._train_fold(dataset, fold, place, recordings) for fold, place in zip(folds, places, strict=True)]
+        found = [
+            self._train_fold(dataset, fold, recordings, number, len(folds)) for number, fold in enumerate(folds, 1)
+        ]
         results = {
             "fold_results": {f"fold_{number}": fold for number, fold in enumerate(found, 1)},
-            "summary": summarize_folds(found, self.num_classes),
+            "summary": _summarize_folds(found, self.num_classes),
             "config": dict(self.config),
         }
-        histories = [fold["history"] for fold in found]
         best_results = {
-            "accuracies": [max(history["val_accuracies"]) for history in histories],
-            "f1s": [max(history["val_f1s"]) for history in histories],
-            "losses": [min(history["val_losses"]) for history in histories],
+            "accuracies": [fold["best_val_acc"] for fold in found],
+            "f1s": [fold["best_val_f1"] for fold in found],
+            "losses": [min(fold["history"]["val_losses"]) for fold in found],
         }
         return results, best_results
 
@@ -140,166 +221,63 @@ class TrainingEngine:
         standard deviation, or None); `training_time` in seconds; `waiting_share`, the fraction of training time
         spent waiting for batches; and `waiting`, all figures of `penstock.watch`, if `benchmark_performance` is set.
         """
-        return self._train_fold(dataset, self._check_fold(dataset, (train_idx, val_idx)), (1, 1), recordings)
+        return self._train_fold(dataset, _check_fold(dataset, (train_idx, val_idx)), recordings)
 
     def run_single_fold_stratified(self, dataset: Any, *, recordings: ArrayLike | None = None) -> dict[str, Any]:
         """Train on a random split with `test_size` of each class for validation; recordings are kept whole."""
-        labels = labels_of(dataset)
-        size, seed = self.config["test_size"], self.config["seed"]
+        labels, config = labels_of(dataset), self.config
         if recordings is None:
-            train, val = stratified_split(labels, size, seed=seed)
+            train, val = stratified_split(labels, config["test_size"], seed=config["seed"])
         else:
             train, val, *_ = best_grouped_split(
                 labels,
                 recordings,
-                size,
-                max_attempts=self.config["max_split_attempts"],
-                min_test_segments=self.config["min_test_segments"],
-                show=self.config["progress"],
+                config["test_size"],
+                max_attempts=config["max_split_attempts"],
+                min_test_segments=config["min_test_segments"],
+                show=config["progress"],
             )
-        return self._train_fold(dataset, (train, val), (1, 1), recordings)
-
-    def _check_fold(self, dataset: Any, fold: Any) -> tuple[_Int64s, _Int64s]:
-        sides = []
-        for name, items in zip(("training", "validation"), fold, strict=True):
-            numbers = np.asarray(items if hasattr(items, "__len__") else list(items))
-            if numbers.ndim != 1 or not numbers.size or numbers.dtype.kind not in "iu":
-                raise OptionError(f"The {name} items must be a list of one or more integers, got {items!r}.")
-            if numbers.min() < 0 or numbers.max() >= len(dataset) or len(np.unique(numbers)) < len(numbers):
-                raise OptionError(
-                    f"The {name} items must be unique and from 0 to {len(dataset) - 1}, got {len(np.unique(numbers))} "
-                    f"unique ones of {len(numbers)}, from {numbers.min()} to {numbers.max()}."
-                )
-            sides.append(numbers.astype(np.int64))
-        shared = np.intersect1d(sides[0], sides[1])
-        if len(shared):
-            raise OptionError(
-                f"Training and validation must not share items, but share {len(shared)}, the first is {shared[0]}."
-            )
-        return sides[0], sides[1]
+        return self._train_fold(dataset, (train, val), recordings)
 
     def _train_fold(
-        self, dataset: Any, fold: tuple[_Int64s, _Int64s], place: tuple[int, int], recordings: ArrayLike | None
+        self, dataset: Any, fold: tuple[_Int64s, _Int64s], recordings: ArrayLike | None, number: int = 1, count: int = 1
     ) -> dict[str, Any]:
-        began, (number, count), (train, val) = time.perf_counter(), place, fold
+        began, (train, val), config = time.perf_counter(), fold, self.config
         with _name_fold_in_errors(number, count), preserve_random_state():
             names = _check_recordings(recordings, len(dataset), fold)
-            seed = key_for(self.config["seed"], "fold", number)
+            seed = key_for(config["seed"], "fold", number)
             train_set, val_set, statistics = self._make_subsets(dataset, train, val, seed)
             weights = None
-            if self.config["use_class_weights"]:
+            if config["use_class_weights"]:
                 weights = torch.from_numpy(class_weights(labels_of(dataset)[train], self.num_classes)).to(self.device)
-            train_loader, val_loader = self._create_data_loaders(train_set, val_set)
+            folder = config["checkpoint_dir"]
+            identity = {
+                **{key: config[key] for key in _IDENTITY},
+                "num_classes": self.num_classes,
+                "items": xxhash.xxh3_64_hexdigest(b"|".join(side.tobytes() for side in fold)),
+                "standardization": statistics and [np.asarray(value).tolist() for value in statistics],
+            }
+            loaders = self._create_data_loaders(train_set, val_set)
             try:
-                seed_all(key_for(seed, "model"))
-                folder = self.config["checkpoint_dir"]
-                spec = FoldSpec(
-                    config=self.config,
+                training = FoldTraining(
+                    self._make_model,
+                    loaders,
+                    config,
                     num_classes=self.num_classes,
                     class_weights=weights,
                     seed=seed,
-                    checkpoint=None if folder is None else folder / f"fold_{number}.pt",
-                    identity=self._identity(fold, statistics),
+                    checkpoint=None if folder is None else Path(folder) / f"fold_{number}.pt",
+                    identity=identity,
                 )
-                training = FoldTraining(self._make_model().to(self.device), train_loader, val_loader, spec)
                 predictions = training.run(f"Fold {number} of {count}")
             finally:
-                end_workers(train_loader, val_loader)
-            result = self._result(predictions, training)
-            result["recordings"] = self._by_recording(predictions, names, val)
-            result |= {"train_indices": train, "val_indices": val, "standardization": statistics}
-        result["training_time"] = time.perf_counter() - began
-        return result
-
-    def _make_subsets(self, dataset: Any, train: _Int64s, val: _Int64s, seed: int) -> tuple[Any, Any, Any]:
-        """Return both sides, and the statistics of the training side."""
-        config, statistics = self.config, None
-        train_set: Any = Subset(dataset, train.tolist())
-        val_set: Any = Subset(dataset, val.tolist())
-        if config["standardize"]:
-            axis = config["standardize_axis"]
-            statistics = compute_standardization_stats(
-                dataset, train, config["standardize_sample_size"], axis=axis, seed=key_for(seed, "statistics")
-            )
-            train_set, val_set = (
-                WorkerSafeStandardizedDataset(dataset, items.tolist(), *statistics, axis=axis) for items in (train, val)
-            )
-        return self._augment(train_set, key_for(seed, "augment")), val_set, statistics
-
-    def _augment(self, train_set: Any, seed: int) -> Any:
-        masks, noise = self.config["spec_augment"], self.config["gaussian_noise"]
-        if masks is False and noise is False:
-            return train_set
-        shape = tuple(np.shape(train_set[0][0]))
-        if masks is not False and len(shape) not in (2, 3):
-            raise OptionError(f"spec_augment needs items of ([channel,] frequency, time), got shape {shape}.")
-        advice = get_augmentation_params(
-            len(train_set),
-            self.num_classes,
-            self.config["aggressive_augmentation"],
-            input_size=(shape[-2], shape[-1]) if len(shape) in (2, 3) else (1, 1),
-        )
-        recommended = advice["spec_augment_params"]
-        if masks is True and not recommended["time_mask_param"] + recommended["freq_mask_param"]:
-            raise OptionError(
-                f"spec_augment=True needs larger spectrograms, got {shape[-2]} × {shape[-1]}, for which no masks are "
-                "recommended. Use spec_augment={'time_mask_param': …, 'freq_mask_param': …}."
-            )
-        if not self.config["standardize"]:
-            recommended["mask_value"] = "mean"
-        given = {"spec_augment_params": masks, "gaussian_noise_params": noise}
-        own = {name: arguments for name, arguments in given.items() if isinstance(arguments, Mapping)}
-        return AugmentedDataset(
-            train_set,
-            use_spec_augment=masks is not False,
-            use_gaussian_noise=noise is not False,
-            augment_params={**advice, **own},
-            seed=seed,
-        )
-
-    def _create_data_loaders(self, train_subset: Any, val_subset: Any) -> tuple[Any, Any]:
-        """Return the loaders of both sides, made by the factory."""
-        config = self.config
-        has_augmentation = config["spec_augment"] is not False or config["gaussian_noise"] is not False
-        plain = {"num_workers": 0, "pin_memory": False}
-        options = config["loader_options"] if config["optimize_dataloaders"] else plain
-        # Own generators: torch would seed workers from the global one, more often without workers than with persistent
-        # ones, and the model's dropout would depend on that.
-        train_loader = OptimalDataLoaderFactory.create_training_loader(
-            train_subset,
-            batch_size=config["batch_size"],
-            has_augmentation=has_augmentation,
-            has_standardization=config["standardize"],
-            seed=config["seed"],
-            generator=torch.Generator().manual_seed(config["seed"]),
-            **options,
-        )
-        val_loader = OptimalDataLoaderFactory.create_validation_loader(
-            val_subset,
-            batch_size=config["batch_size"],
-            has_standardization=config["standardize"],
-            generator=torch.Generator().manual_seed(config["seed"]),
-            **options,
-        )
-        return train_loader, val_loader
-
-    def _make_model(self) -> nn.Module:
-        try:
-            named = "num_classes" in inspect.signature(self.model_class).parameters
-        except ValueError:  # it has no readable signature
-            named = False
-        return self.model_class(num_classes=self.num_classes) if named else self.model_class(self.num_classes)
-
-    def _identity(self, fold: tuple[_Int64s, _Int64s], statistics: Any) -> dict[str, Any]:
-        items = xxhash.xxh3_64_hexdigest(b"|".join(side.tobytes() for side in fold))
-        numbers = None if statistics is None else [np.asarray(value).tolist() for value in statistics]
-        settings = {key: self.config[key] for key in TRAINING_KEYS}
-        return {**settings, "num_classes": self.num_classes, "items": items, "standardization": numbers}
-
-    def _result(self, predictions: Predictions, training: FoldTraining) -> dict[str, Any]:
-        classes = predictions.probabilities.argmax(axis=1)
-        confusion = confusion_matrix_of(predictions.targets, classes, self.num_classes)
-        accuracy, f1 = accuracy_and_f1(confusion)
+                end_workers(*loaders)
+            classes = predictions.probabilities.argmax(axis=1)
+            confusion = confusion_matrix_of(predictions.targets, classes, self.num_classes)
+            accuracy, f1 = accuracy_and_f1(confusion)
+            by_recording = None
+            if names is not None and config["aggregate_predictions"]:
+                by_recording = self._by_recording(predictions.probabilities, names[val], predictions.targets)
         return {
             "history": training.history,
             "final_val_loss": predictions.loss,
@@ -313,23 +291,80 @@ class TrainingEngine:
             "val_probabilities": predictions.probabilities,
             "val_predictions": classes,
             "val_targets": predictions.targets,
+            "recordings": by_recording,
+            "train_indices": train,
+            "val_indices": val,
+            "standardization": statistics,
             "waiting": training.waiting,
             "waiting_share": training.waited_seconds / max(training.trained_seconds, 1e-9),
+            "training_time": time.perf_counter() - began,
         }
 
-    def _by_recording(self, predictions: Predictions, recordings: Any, val: _Int64s) -> dict[str, Any] | None:
-        if recordings is None or not self.config["aggregate_predictions"]:
-            return None
-        names, means, targets = aggregate_predictions(predictions.probabilities, recordings[val], predictions.targets)
-        accuracy, f1 = accuracy_and_f1(confusion_matrix_of(targets, means.argmax(axis=1), self.num_classes))
-        return {
-            "names": names,
-            "probabilities": means,
-            "predictions": means.argmax(axis=1),
-            "targets": targets,
-            "accuracy": accuracy,
-            "f1": f1,
+    def _make_subsets(self, dataset: Any, train: _Int64s, val: _Int64s, seed: int) -> tuple[Any, Any, Any]:
+        """Return both sides, and the statistics of the training side."""
+        statistics, axis = None, self.config["standardize_axis"]
+        train_set: Any = Subset(dataset, train.tolist())
+        val_set: Any = Subset(dataset, val.tolist())
+        if self.config["standardize"]:
+            statistics = compute_standardization_stats(dataset, train, axis=axis, seed=key_for(seed, "statistics"))
+            train_set, val_set = (
+                WorkerSafeStandardizedDataset(dataset, items.tolist(), *statistics, axis=axis) for items in (train, val)
+            )
+        return self._augment(train_set, key_for(seed, "augment")), val_set, statistics
+
+    def _augment(self, train_set: Any, seed: int) -> Any:
+        masks, noise = self.config["spec_augment"], self.config["gaussian_noise"]
+        if masks is False and noise is False:
+            return train_set
+        shape = tuple(np.shape(train_set[0][0]))
+        if masks is not False and len(shape) not in (2, 3):
+            raise OptionError(f"spec_augment needs items of ([channel,] frequency, time), got shape {shape}.")
+        size = (shape[-2], shape[-1]) if len(shape) in (2, 3) else (1, 1)
+        params = get_augmentation_params(len(train_set), self.num_classes, input_size=size)
+        recommended = params["spec_augment_params"]
+        if masks is True and not recommended["time_mask_param"] + recommended["freq_mask_param"]:
+            raise OptionError(
+                f"spec_augment=True needs larger spectrograms, got {shape[-2]} × {shape[-1]}, for which no masks are "
+                "recommended. Use spec_augment={'time_mask_param': …, 'freq_mask_param': …}."
+            )
+        if not self.config["standardize"]:
+            recommended["mask_value"] = "mean"
+        given = {"spec_augment_params": masks, "gaussian_noise_params": noise}
+        params |= {name: dict(arguments) for name, arguments in given.items() if isinstance(arguments, Mapping)}
+        return AugmentedDataset(train_set, masks is not False, noise is not False, params, seed=seed)
+
+    def _create_data_loaders(self, train_subset: Any, val_subset: Any) -> tuple[Any, Any]:
+        """Return the loaders of both sides, made by the factory."""
+        config = self.config
+        options = {
+            "batch_size": config["batch_size"],
+            "has_standardization": config["standardize"],
+            **(config["loader_options"] if config["optimize_dataloaders"] else {"num_workers": 0, "pin_memory": False}),
         }
+        # Own generators: torch would seed workers from the global one, more often without workers than with persistent
+        # ones, and the model's dropout would depend on that.
+        generators = [torch.Generator().manual_seed(config["seed"]) for _ in range(2)]
+        augmented = config["spec_augment"] is not False or config["gaussian_noise"] is not False
+        train_loader = OptimalDataLoaderFactory.create_training_loader(
+            train_subset, has_augmentation=augmented, seed=config["seed"], generator=generators[0], **options
+        )
+        val_loader = OptimalDataLoaderFactory.create_validation_loader(val_subset, generator=generators[1], **options)
+        return train_loader, val_loader
+
+    def _make_model(self) -> nn.Module:
+        try:
+            named = "num_classes" in inspect.signature(self.model_class).parameters
+        except ValueError:  # it has no readable signature
+            named = False
+        model = self.model_class(num_classes=self.num_classes) if named else self.model_class(self.num_classes)
+        return model.to(self.device)
+
+    def _by_recording(self, probabilities: Any, recordings: Any, targets: Any) -> dict[str, Any]:
+        names, means, classes = aggregate_predictions(probabilities, recordings, targets)
+        predictions = means.argmax(axis=1)
+        accuracy, f1 = accuracy_and_f1(confusion_matrix_of(classes, predictions, self.num_classes))
+        found = {"names": names, "probabilities": means, "predictions": predictions, "targets": classes}
+        return {**found, "accuracy": accuracy, "f1": f1}
 
 
 def class_weights(labels: ArrayLike, num_classes: int) -> NDArray[np.float32]:
@@ -365,6 +400,89 @@ def labels_of(dataset: Any) -> _Int64s:
         raise SourceError(
             f"Items must be (x, label), but those of {type(dataset).__name__} are not: {error}."
         ) from error
+
+
+def aggregate_predictions(
+    probabilities: ArrayLike, recordings: ArrayLike, targets: ArrayLike
+) -> tuple[NDArray[Any], NDArray[np.float64], _Int64s]:
+    """Return the recordings, the mean probabilities over the segments of each, and their classes.
+
+    Parameters
+    ----------
+    probabilities
+        Array of shape (segments, classes).
+    recordings, targets
+        One of each per segment.
+
+    Examples
+    --------
+    >>> names, means, classes = aggregate_predictions([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6]], ["b", "a", "a"], [0, 1, 1])
+    >>> names.tolist(), means.round(3).tolist(), classes.tolist()
+    (['a', 'b'], [[0.3, 0.7], [0.9, 0.1]], [1, 0])
+    """
+    given, classes = np.asarray(probabilities, np.float64), np.asarray(targets, np.int64)
+    names, number = np.unique(np.asarray(recordings), return_inverse=True)
+    sums = np.zeros((len(names), given.shape[1]))
+    np.add.at(sums, number, given)
+    first = np.zeros(len(names), np.int64)
+    first[number[::-1]] = classes[::-1]
+    other = np.flatnonzero(first[number] != classes)
+    if len(other):
+        name = names[number[other[0]]]
+        raise OptionError(
+            f"All segments of a recording must have one class, but {str(name)!r} has segments of class "
+            f"{first[number[other[0]]]} and of class {classes[other[0]]}. Use aggregate_predictions=False, or "
+            "recordings of one class each."
+        )
+    return names, sums / np.bincount(number)[:, None], first
+
+
+def _summarize_folds(folds: Sequence[Mapping[str, Any]], num_classes: int) -> dict[str, Any]:
+    """Return mean and standard deviation over folds, and figures over all predictions of items unseen in training.
+
+    Predictions are those of recordings if the folds have them, otherwise of single items.
+    """
+    summary: dict[str, Any] = {}
+    for name, key in (("accuracy", "final_val_acc"), ("loss", "final_val_loss"), ("f1", "final_val_f1")):
+        values = [float(fold[key]) for fold in folds]
+        summary[f"mean_val_{name}"], summary[f"std_val_{name}"] = float(np.mean(values)), float(np.std(values))
+        summary[f"individual_{_PLURALS[name]}"] = values
+    if all(fold["recordings"] is not None for fold in folds):
+        parts, summary["aggregated_over"] = [fold["recordings"] for fold in folds], "recordings"
+    else:
+        parts, summary["aggregated_over"] = (
+            [{"probabilities": fold["val_probabilities"], "targets": fold["val_targets"]} for fold in folds],
+            "items",
+        )
+    probabilities = np.concatenate([part["probabilities"] for part in parts]).astype(np.float64)
+    targets = np.concatenate([part["targets"] for part in parts])
+    confusion = confusion_matrix_of(targets, probabilities.argmax(axis=1), num_classes)
+    summary["aggregated_count"] = len(targets)
+    summary["aggregated_accuracy"], summary["aggregated_f1"] = accuracy_and_f1(confusion)
+    likely = np.maximum(probabilities[np.arange(len(targets)), targets], np.finfo(np.float64).tiny)
+    summary["aggregated_loss"] = float(-np.log(likely).mean())
+    summary["confusion_matrix"] = confusion
+    return summary
+
+
+def _check_fold(dataset: Any, fold: Any) -> tuple[_Int64s, _Int64s]:
+    sides = []
+    for name, items in zip(("training", "validation"), fold, strict=True):
+        numbers = np.asarray(items if hasattr(items, "__len__") else list(items))
+        if numbers.ndim != 1 or not numbers.size or numbers.dtype.kind not in "iu":
+            raise OptionError(f"The {name} items must be a list of one or more integers, got {items!r}.")
+        if numbers.min() < 0 or numbers.max() >= len(dataset) or len(np.unique(numbers)) < len(numbers):
+            raise OptionError(
+                f"The {name} items must be unique and from 0 to {len(dataset) - 1}, got {len(np.unique(numbers))} "
+                f"unique ones of {len(numbers)}, from {numbers.min()} to {numbers.max()}."
+            )
+        sides.append(numbers.astype(np.int64))
+    shared = np.intersect1d(sides[0], sides[1])
+    if len(shared):
+        raise OptionError(
+            f"Training and validation must not share items, but share {len(shared)}, the first is {shared[0]}."
+        )
+    return sides[0], sides[1]
 
 
 def _check_recordings(recordings: ArrayLike | None, n_items: int, fold: tuple[_Int64s, _Int64s]) -> Any:

@@ -1,25 +1,19 @@
 """Splits for cross-validation: no author on both sides, every class in every training side, balanced class counts.
 
-Authors are dealt to the sides in many ways, and the best result is taken. It is a function of labels, authors and
-options: not of the number of processes, nor of the order of the rows except for the row numbers themselves.
+Authors are dealt to the sides in many attempts, and the best one is taken. It is a function of labels, authors and
+options, not of the order of the rows except for the row numbers themselves. An attempt is a function of its seed, in
+integers, so that it gives the same result in any batch of attempts.
 """
 
-import logging
-import time
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from penstock.convert.engines import LocalEngine
-from penstock.core.checks import check_integer
+from penstock.core.checks import check_integer, check_number
 from penstock.core.errors import OptionError
 from penstock.core.seeds import check_seed, generator_for
-from penstock.files.machine import this_machine
 from penstock.observe.progress import track_progress
-from penstock.recipes.crossval.attempts import Attempts, Task
-from penstock.recipes.crossval.group_table import Table, check_members, encode, find_columns
 
 __all__ = [
     "Fold",
@@ -34,11 +28,16 @@ __all__ = [
     "stratified_split",
 ]
 
-_LOG = logging.getLogger("penstock")
 _Int64s = NDArray[np.int64]
+_Floats = NDArray[np.float64]
 
 _BLOCK = 512  # attempts computed at once
-_PAYS_SECONDS = 2.0  # processes are worth starting for more work than this
+_WHOLE = 1 << 20  # all items of a class, in integer units
+_SIZE_WEIGHT = 0.5  # of the size of a side, relative to one class: it decides if classes do not
+_WEIGHT = 16  # of a side with all items; smaller sides weigh more
+_NAMED = 5  # most classes or authors listed in an error
+_COLUMNS = {"classes": ("label", "class", "class_id", "labels", "species"), "authors": ("author", "authors", "group")}
+_SEGMENTS = "usable_segments"
 
 
 class Fold(NamedTuple):
@@ -73,7 +72,6 @@ def best_grouped_folds(
     max_attempts: int = 30_000,
     min_val_segments: int = 0,
     segments: ArrayLike | None = None,
-    workers: int | None = None,
     show: bool = True,
 ) -> FoundFolds:
     """Return folds with no author on both sides and every class in every training side: the best of many attempts.
@@ -89,9 +87,6 @@ def best_grouped_folds(
         Minimum number of segments of a class in a validation side that has the class.
     segments
         Number of segments of each row; None for one each.
-    workers
-        Processes for the search, if it takes seconds; None for the number of available CPUs. The result does not
-        depend on it.
 
     Raises
     ------
@@ -105,14 +100,10 @@ def best_grouped_folds(
     >>> [fold.val.tolist() for fold in found.folds], found.score
     ([[0, 2, 4, 6], [1, 3, 5, 7]], 0.0)
     """
-    check_integer("n_splits", n_splits, at_least=2)
-    table = Table.of(labels, authors, segments)
-    table.check(n_splits)
     least = check_integer("min_val_segments", min_val_segments, at_least=0)
-    task = Task(table.counts, (1 / n_splits,) * n_splits, least, folds=True)
-    score, seed = _find_best(table, task, max_attempts=max_attempts, workers=workers, show=show)
-    sides = Attempts.of(task, [seed]).sides[0]
-    return FoundFolds(_as_folds(sides[table.group], n_splits), score, seed)
+    groups = _Groups.of(labels, authors, segments, _equal_parts(n_splits), least, folds=True)
+    score, seed = groups.search(max_attempts, show=show)
+    return FoundFolds(_as_folds(groups.side_of_rows(seed), n_splits), score, seed)
 
 
 def best_grouped_split(
@@ -123,7 +114,6 @@ def best_grouped_split(
     max_attempts: int = 10_000,
     min_test_segments: int = 0,
     segments: ArrayLike | None = None,
-    workers: int | None = None,
     show: bool = True,
 ) -> FoundSplit:
     """Return a split with no author on both sides and every class on both: the best of many attempts.
@@ -144,13 +134,11 @@ def best_grouped_split(
     >>> found.train.tolist(), found.test.tolist(), found.score
     ([0, 1, 2, 3, 6, 7], [4, 5], 0.0)
     """
-    fraction = _check_fraction(test_size)
-    table = Table.of(labels, authors, segments)
-    table.check(2)
+    fraction = check_number("test_size", test_size, at_least=0.01, at_most=0.99)
     least = check_integer("min_test_segments", min_test_segments, at_least=0)
-    task = Task(table.counts, (1 - fraction, fraction), least, folds=False)
-    score, seed = _find_best(table, task, max_attempts=max_attempts, workers=workers, show=show)
-    side = Attempts.of(task, [seed]).sides[0][table.group]
+    groups = _Groups.of(labels, authors, segments, (1 - fraction, fraction), least, folds=False)
+    score, seed = groups.search(max_attempts, show=show)
+    side = groups.side_of_rows(seed)
     return FoundSplit(np.flatnonzero(side == 0), np.flatnonzero(side == 1), score, seed)
 
 
@@ -165,14 +153,10 @@ def grouped_folds(
     >>> [fold.val.tolist() for fold in grouped_folds(labels, authors, n_splits=2)]
     [[0, 1, 4, 5], [2, 3, 6, 7]]
     """
-    check_integer("n_splits", n_splits, at_least=2)
-    table = Table.of(labels, authors, segments)
-    table.check(n_splits)
-    task = Task(table.counts, (1 / n_splits,) * n_splits, 0, folds=True)
-    attempt = Attempts.of(task, [check_seed(seed)])
-    if not np.isfinite(attempt.scores[0]):
+    groups = _Groups.of(labels, authors, segments, _equal_parts(n_splits), 0, folds=True)
+    if not np.isfinite(groups.scores(groups.deal([check_seed(seed)]))[0]):
         raise OptionError(f"Folds must have items, and train every class; seed={seed} does not give such. Use another.")
-    return _as_folds(attempt.sides[0][table.group], n_splits)
+    return _as_folds(groups.side_of_rows(seed), n_splits)
 
 
 def search_best_group_seed_kfold(
@@ -187,33 +171,16 @@ def search_best_group_seed_kfold(
         ("author"), and optionally the number of segments of a row ("usable_segments"). Folds are row numbers, for
         `df.iloc` and for datasets alike.
     """
-    labels, authors, segments = find_columns(df)
-    return best_grouped_folds(
-        labels,
-        authors,
-        n_splits,
-        max_attempts=max_attempts,
-        min_val_segments=min_val_segments,
-        segments=segments,
-        **options,
-    )
+    options |= {"max_attempts": max_attempts, "min_val_segments": min_val_segments}
+    return best_grouped_folds(n_splits=n_splits, **_find_columns(df), **options)
 
 
 def search_best_group_seed(
     df: Any, test_size: float = 0.2, max_attempts: int = 10_000, min_test_segments: int = 0, **options: Any
 ) -> tuple[_Int64s, _Int64s, float]:
     """Return `(train, test, score)` of `best_grouped_split` for a table as in `search_best_group_seed_kfold`."""
-    labels, authors, segments = find_columns(df)
-    found = best_grouped_split(
-        labels,
-        authors,
-        test_size,
-        max_attempts=max_attempts,
-        min_test_segments=min_test_segments,
-        segments=segments,
-        **options,
-    )
-    return found.train, found.test, found.score
+    options |= {"max_attempts": max_attempts, "min_test_segments": min_test_segments}
+    return best_grouped_split(test_size=test_size, **_find_columns(df), **options)[:3]
 
 
 def stratified_folds(labels: ArrayLike, n_splits: int = 4, *, seed: int = 0) -> list[Fold]:
@@ -225,8 +192,7 @@ def stratified_folds(labels: ArrayLike, n_splits: int = 4, *, seed: int = 0) -> 
     [[2, 3], [0, 4], [1, 5]]
     """
     check_integer("n_splits", n_splits, at_least=2)
-    names, code = encode("labels", labels)
-    check_members(names, code)
+    code = _encode_classes(labels)
     if len(code) < n_splits:
         raise OptionError(f"n_splits must be at most the number of items, {len(code)}, got {n_splits}.")
     shuffled = generator_for(check_seed(seed), "stratified").permutation(len(code))
@@ -246,64 +212,202 @@ def stratified_split(labels: ArrayLike, test_size: float = 0.2, *, seed: int = 0
     >>> test.tolist()
     [2, 4]
     """
-    fraction = _check_fraction(test_size)
-    names, code = encode("labels", labels)
-    check_members(names, code)
+    fraction = check_number("test_size", test_size, at_least=0.01, at_most=0.99)
+    code = _encode_classes(labels)
     rng = generator_for(check_seed(seed), "stratified")
-    test: list[int] = []
-    for number in range(len(names)):
+    side = np.zeros(len(code), np.int64)
+    for number in range(int(code.max()) + 1):
         members = rng.permutation(np.flatnonzero(code == number))
-        test += members[: min(max(1, round(fraction * len(members))), len(members) - 1)].tolist()
-    return Fold(np.setdiff1d(np.arange(len(code)), test), np.sort(np.array(test, np.int64)))
+        side[members[: min(max(1, round(fraction * len(members))), len(members) - 1)]] = 1
+    return Fold(np.flatnonzero(side == 0), np.flatnonzero(side == 1))
 
 
-def _find_best(table: Table, task: Task, *, max_attempts: int, workers: int | None, show: bool) -> tuple[float, int]:
-    """Return the best score and its seed, the smallest one if several are as good."""
-    check_integer("max_attempts", max_attempts, at_least=1)
-    if workers is not None:
-        check_integer("workers", workers, at_least=1)
-    score, seed = _search(task, max_attempts, workers, show=show)
-    if not np.isfinite(score):
-        sides = (
-            f"{len(task.fractions)} folds"
-            if task.folds
-            else f"sides of {task.fractions[0]:g} and {task.fractions[1]:g}"
+class _Groups(NamedTuple):
+    """The groups to deal, the sides to deal them to, and when the result is acceptable."""
+
+    group: _Int64s
+    """Number of the group of each row."""
+
+    counts: _Int64s
+    """(groups, classes): number of segments of each class in a group."""
+
+    fractions: tuple[float, ...]
+    """Fraction of every class that each side should get; they sum to 1."""
+
+    least: int
+    """Minimum number of segments of a class in a validation side that has any."""
+
+    folds: bool
+    """True: each side is validated once, with all others for training. False: side 0 trains, side 1 tests."""
+
+    rarest: str
+    """The classes with the fewest authors, for errors."""
+
+    @classmethod
+    def of(
+        cls, labels: Any, authors: Any, segments: Any, fractions: tuple[float, ...], least: int, *, folds: bool
+    ) -> "_Groups":
+        (classes, label), (names, group) = _encode("labels", labels), _encode("authors", authors)
+        if len(label) != len(group):
+            raise OptionError(
+                f"labels and authors must have one entry per row, got {len(label)} labels and {len(group)} authors."
+            )
+        weights = np.ones(len(label), np.int64) if segments is None else np.asarray(segments)
+        if weights.shape != label.shape or weights.dtype.kind not in "iu" or (weights < 1).any():
+            raise OptionError("segments must be integers >= 1, one per row.")
+        counts = np.zeros((len(names), len(classes)), np.int64)
+        np.add.at(counts, (group, label), weights.astype(np.int64))
+        n_authors, n_segments = (counts > 0).sum(axis=0), counts.sum(axis=0)
+        if len(names) < len(fractions):
+            raise OptionError(
+                f"There must be at least as many authors as sides, {len(fractions)}, got {len(names)} "
+                f"({_join_names(names)}). Use fewer folds, or data of more authors."
+            )
+        lonely = np.flatnonzero(n_authors < 2)
+        if len(lonely):
+            owners = "; class ".join(
+                f"{classes[one]!r} has 1 author, {names[counts[:, one].argmax()]!r} with {n_segments[one]} segments"
+                for one in lonely[:_NAMED]
+            )
+            more = f"; and {len(lonely) - _NAMED} more classes" if len(lonely) > _NAMED else ""
+            raise OptionError(
+                "Every class must have at least two authors, since it is not trained while its only one is in "
+                f"validation; class {owners}{more}. Leave it out, or add data of a second author."
+            )
+        rarest = ", ".join(
+            f"{classes[one]!r} with {n_authors[one]} authors and {n_segments[one]} segments"
+            for one in np.argsort(n_authors, kind="stable")[:_NAMED]
         )
-        raise OptionError(
-            "Every training side must have every class"
-            f"{f', and validation at least {task.least} segments of it' if task.least else ''}, but none of "
-            f"{max_attempts:,} attempts gives such {sides} of whole authors. Classes with the fewest authors: "
-            f"{table.rarest()}. Use fewer folds, a smaller minimum, or more attempts."
-        )
-    return score, seed
+        return cls(group, counts, fractions, least, folds, rarest)
 
+    def search(self, max_attempts: int, *, show: bool) -> tuple[float, int]:
+        """Return the best score and its seed, the smallest one if several are as good."""
+        check_integer("max_attempts", max_attempts, at_least=1)
+        best = (np.inf, 0)
+        with track_progress("Searching for folds", max_attempts, "attempts", show=show) as bar:
+            for begin in range(0, max_attempts, _BLOCK):
+                seeds = range(begin, min(begin + _BLOCK, max_attempts))
+                scores = self.scores(self.deal(seeds))
+                best = min(best, (float(scores.min()), seeds[int(scores.argmin())]))
+                bar.advance(len(seeds))
+                if best[0] == 0:
+                    break  # none is better, and later ones have larger seeds
+        if not np.isfinite(best[0]):
+            sides = " and ".join(f"{fraction:g}" for fraction in self.fractions)
+            raise OptionError(
+                "Every training side must have every class"
+                f"{f', and validation at least {self.least} segments of it' if self.least else ''}, but none of "
+                f"{max_attempts:,} attempts gives such "
+                f"{f'{len(self.fractions)} folds' if self.folds else f'sides of {sides}'} of whole authors. Classes "
+                f"with the fewest authors: {self.rarest}. Use fewer folds, a smaller minimum, or more attempts."
+            )
+        return best
 
-def _search(task: Task, max_attempts: int, workers: int | None, *, show: bool) -> tuple[float, int]:
-    blocks = [range(begin, min(begin + _BLOCK, max_attempts)) for begin in range(0, max_attempts, _BLOCK)]
-    with track_progress("Searching for folds", max_attempts, "attempts", show=show) as bar:
-        began = time.monotonic()
-        best = _best_attempt(task, blocks[0])
-        bar.advance(len(blocks[0]))
-        if best[0] == 0:
-            return best  # none is better, and later ones have larger seeds
-        left_seconds = (time.monotonic() - began) * (len(blocks) - 1)
-        many = 1 if left_seconds < _PAYS_SECONDS else (workers or this_machine().cpus)
-        for number, found in LocalEngine(many).run(partial(_best_attempt, task), blocks[1:]):
-            bar.advance(len(blocks[1 + number]))
-            best = min(best, found)
-    return best
+    def side_of_rows(self, seed: int) -> _Int64s:
+        side: _Int64s = self.deal([seed])[0][self.group]
+        return side
 
+    def deal(self, seeds: Any) -> _Int64s:
+        """Return (attempts, groups), the side of each group, of the attempts with these seeds.
 
-def _best_attempt(task: Task, seeds: range) -> tuple[float, int]:
-    scores = Attempts.of(task, seeds).scores
-    return float(scores.min()), seeds[int(scores.argmin())]
+        One group after the other goes to the side that has the least of its classes, relative to the wanted fraction.
+        This minimizes the growth of the sum of squares of what the sides have of each class, over what they should
+        have. Large groups come first, since small ones even out what they leave. Randomness makes attempts differ, in
+        the sequence of the groups and in the choice of sides: much in a few attempts, little in most of them, none for
+        seed 0.
+        """
+        n_groups, n_sides, many = len(self.counts), len(self.fractions), len(seeds)
+        # units: (groups, classes + 1): the fraction of each class in a group, and a column for its size
+        sizes = self.counts.sum(axis=1, keepdims=True)
+        parts = np.hstack([self.counts / self.counts.sum(axis=0), _SIZE_WEIGHT * sizes / sizes.sum()])
+        units: _Int64s = np.rint(parts * _WHOLE).astype(np.int64)
+        weights = np.array([round(_WEIGHT / fraction) for fraction in self.fractions], np.int64)
+        squares: _Int64s = (units * units).sum(axis=1)
+        # random: (attempts, groups, one for the sequence and one for each side)
+        random = np.empty((many, n_groups, 1 + n_sides))
+        heat = np.empty(many)
+        for number, seed in enumerate(seeds):
+            rng = generator_for(seed, "folds")
+            heat[number] = rng.random() ** 4 if seed else 0.0
+            rng.random(out=random[number])
+        rank = np.empty(n_groups)
+        rank[np.argsort(-squares, kind="stable")] = np.arange(n_groups)
+        turns = np.argsort(rank + heat[:, None] * n_groups * random[:, :, 0], axis=1, kind="stable")
+        # The sum of a group times _WHOLE: about the cost of its classes on a full side.
+        spread = heat[:, None] * (2.0 * _WEIGHT * _WHOLE) * units.sum(axis=1)
+        have = np.zeros((many, n_sides, units.shape[1]), np.int64)
+        sides = np.empty((many, n_groups), np.int64)
+        rows = np.arange(many)
+        for group in turns.T:
+            new = units[group]
+            cost = weights * (2 * np.einsum("akc,ac->ak", have, new) + squares[group, None])
+            cost += (spread[rows, group, None] * random[rows, group, 1:]).astype(np.int64)
+            side = cost.argmin(axis=1)
+            have[rows, side] += new
+            sides[rows, group] = side
+        return sides
+
+    def scores(self, sides: _Int64s) -> _Floats:
+        """Return the mean relative deviation of the validated class counts; infinite if not acceptable."""
+        first, totals = 0 if self.folds else 1, self.counts.sum(axis=0)
+        members = sides[:, None, :] == np.arange(first, len(self.fractions))[:, None]
+        # (attempts, validation sides, classes); exact, since no count comes near 2**53
+        found = members.astype(np.float64) @ self.counts.astype(np.float64)
+        wanted = np.array(self.fractions[first:])[:, None] * totals
+        scores: _Floats = (np.abs(found - wanted) / wanted).reshape(len(sides), -1).mean(axis=1)
+        trainable = (found < totals).all(axis=(1, 2))
+        enough = (found >= max(1, self.least)) | ((found == 0) & self.folds)
+        present = found.any(axis=2).all(axis=1)
+        scores[~(trainable & present & enough.all(axis=(1, 2)))] = np.inf
+        return scores
 
 
 def _as_folds(side: _Int64s, n_splits: int) -> list[Fold]:
     return [Fold(np.flatnonzero(side != number), np.flatnonzero(side == number)) for number in range(n_splits)]
 
 
-def _check_fraction(test_size: Any) -> float:
-    if isinstance(test_size, bool) or not isinstance(test_size, int | float) or not 0.01 <= test_size <= 0.99:
-        raise OptionError(f"test_size must be a number from 0.01 to 0.99, got {test_size!r}.")
-    return float(test_size)
+def _equal_parts(n_splits: int) -> tuple[float, ...]:
+    return (1 / check_integer("n_splits", n_splits, at_least=2),) * n_splits
+
+
+def _find_columns(df: Any) -> dict[str, Any]:
+    """Return the classes, the authors and, if there are any, the segments of the rows of a table."""
+    names = [str(name) for name in (df.columns if hasattr(df, "columns") else df)]
+    found = []
+    for what, known in _COLUMNS.items():
+        here = [name for name in known if name in names]
+        if len(here) != 1:
+            raise OptionError(
+                f"The table must have exactly one column for {what}, {' or '.join(known)}, got {_join_names(names)}."
+            )
+        found.append(df[here[0]])
+    return {"labels": found[0], "authors": found[1], "segments": df[_SEGMENTS] if _SEGMENTS in names else None}
+
+
+def _encode(name: str, values: ArrayLike) -> tuple[list[str], _Int64s]:
+    """Return the unique names, ascending, and the number of each row's name."""
+    given = np.asarray(values)
+    if given.ndim != 1 or not given.size:
+        raise OptionError(f"{name} must be a list with one entry per row, got shape {given.shape}.")
+    plain = given.tolist()
+    if {type(value) for value in plain} not in ({str}, {int}):
+        row = next((row for row, value in enumerate(plain) if type(value) not in (str, int)), 0)
+        raise OptionError(f"{name} must be all text or all integers, got {plain[row]!r} in row {row}.")
+    names, code = np.unique(np.array(plain), return_inverse=True)
+    return [str(one) for one in names], code.astype(np.int64)
+
+
+def _encode_classes(labels: ArrayLike) -> _Int64s:
+    names, code = _encode("labels", labels)
+    few = np.flatnonzero(np.bincount(code) < 2)
+    if len(few):
+        raise OptionError(
+            "Every class must have at least two items, one for each side, but "
+            f"{_join_names([names[number] for number in few])} has 1. Leave the class out, or add data."
+        )
+    return code
+
+
+def _join_names(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(map(repr, names[:_NAMED])) + more
