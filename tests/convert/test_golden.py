@@ -52,6 +52,14 @@ def write_zarr(folder: Path) -> dict[str, Any]:
     return {"inputs": folder / "group.zarr"}
 
 
+def write_columns(folder: Path) -> dict[str, Any]:
+    return {**write_zarr(folder), "options": ConvertOptions(WriteOptions(3, layout="columns"))}
+
+
+def write_auto(folder: Path) -> dict[str, Any]:
+    return {**write_shards(folder), "options": ConvertOptions(WriteOptions(3, layout="auto"))}
+
+
 def write_wav(folder: Path, name: str, frames: int, channels: int = 2) -> None:
     with wave.open(str(folder / name), "wb") as file:
         file.setnchannels(channels)
@@ -124,7 +132,9 @@ GOLDEN = {
         "shard_000001.tar": "f6b5d80dea026ebe",
         "shard_000002.tar": "8dccddc1588527cb",
     },
+    "auto": {"shard_000000.tar": "9cccda9a2d9c6349", "shard_000001.tar": "a781ab9b9d5dd279"},
     "clips": {"shard_000000.tar": "45c51a4cf39214b5"},
+    "columns": {"shard_000000.tar": "7a8cce785b880bba", "shard_000001.tar": "24d1876ce69b6f14"},
     "npy": {
         "shard_000000.tar": "79fb0f9b1caf3e4d",
         "shard_000001.tar": "a714ef8caa15f920",

@@ -1,6 +1,7 @@
 """Strategies for random indexes, orders and plans, and draws as plain values."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,15 @@ from hypothesis import strategies as st
 from penstock.core.index import Index
 from penstock.core.protocols import Order
 from penstock.core.types import Draw
-from penstock.plan.balanced import Balanced
+from penstock.plan.balanced import Balanced, BalancedSpans
 from penstock.plan.epoch import Epoch
 from penstock.plan.lengths.batches import Bucketed, TokenBudget
 from penstock.plan.lengths.packed import Packed
 from penstock.plan.mixed.order import Mixed, MixedPart
-from penstock.plan.orders import RandomChunks, Sequential, Shuffle, Subset, WindowShuffle
+from penstock.plan.orders import Listed, RandomChunks, Sequential, Shuffle, Subset, WindowShuffle
 from penstock.plan.plan import Plan
+from penstock.plan.segments import Segments
+from penstock.plan.window_batches import PartitionChunks, WindowBatches
 
 __all__ = [
     "all_items",
@@ -23,6 +26,7 @@ __all__ = [
     "batches",
     "delivered",
     "draws",
+    "every_plan",
     "facts",
     "indices",
     "length_plans",
@@ -85,11 +89,15 @@ def any_order(index: Index) -> st.SearchStrategy[Order]:
     """Every kind of order there is."""
     kinds = [partitioning_order(index), windowed_order(index)]
     if len(index):
-        kinds.append(st.builds(Subset, st.integers(1, len(index))))
+        near, window = st.integers(1, 5), st.integers(1, 3)
+        kinds.append(st.builds(Subset, st.integers(1, len(index)), near=near, window=window))
         labels = st.lists(st.integers(0, 3), min_size=len(index), max_size=len(index))
         kinds.append(st.builds(Balanced, labels, length=st.none() | st.integers(1, 80)))
         if index.selected is None:
             kinds.append(_mixed_orders(len(index)))
+            kinds.append(st.builds(Listed, st.lists(st.integers(0, len(index) - 1), min_size=1, max_size=40)))
+            spans = ((0, len(index) // 2), (0.25, 0.75)) if len(index) > 1 else ((0,), (1.0,))
+            kinds.append(st.builds(BalancedSpans, *map(st.just, spans), st.integers(1, 80)))
     return st.one_of(*kinds)
 
 
@@ -127,6 +135,22 @@ def plans(
         lanes=draw(st.integers(1, max_lanes)),
         tail=draw(st.sampled_from(tails)),
     )
+
+
+@st.composite
+def every_plan(draw: st.DrawFn, max_items: int = 60) -> Any:
+    """Plans of every kind, with every tail: of positions, of segments, of lengths and of windows."""
+    plan = draw(plans(any_order, max_items=max_items))
+    kind = draw(st.sampled_from(["plan", "segments", "lengths", "windows"]))
+    if kind == "segments":
+        return Segments(plan, draw(st.integers(1, 6)))
+    if kind == "lengths":
+        lengths = draw(length_plans())
+        return lengths if draw(st.booleans()) else replace(lengths, tail=draw(st.sampled_from(TAILS)))
+    if kind == "windows" and len(plan.index):
+        random = st.builds(RandomChunks, st.integers(1, 9), count=st.integers(1, 6))
+        return WindowBatches(plan.index, draw(random | st.builds(PartitionChunks, st.integers(1, 9))), plan.seed)
+    return plan
 
 
 @st.composite

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.core.index import Index
 from penstock.core.seeds import generator_for, key_for, mix64, subkeys
+from penstock.core.types import Draw
 from penstock.plan.balanced import Balanced, BalancedSpans
 from penstock.plan.lengths.batches import Bucketed, TokenBudget
 from penstock.plan.lengths.packed import Packed
@@ -286,6 +287,66 @@ RANKS = [
         Bucketed(CHUNKED, TOKENS, batch_size=3, seed=42, tail="pad"),
         [[[10, 4, 17], [14, 16, 18], [1, 11, 13], [2, 5]], [[7, 9, 3], [19, 12, 6], [8, 15, 0], []]],
     ),
+    (
+        Segments(Plan(CHUNKED, Shuffle(), batch_size=3, seed=42, lanes=2, tail="drop"), length=6),
+        [[[9, 4, 4], [16, 19, 9], [11, 2, 8]], [[13, 12, 10], [1, 17, 5], [14, 0, 7]]],
+    ),
+    (
+        TokenBudget(CHUNKED, TOKENS, max_tokens=20, seed=42, tail="drop"),
+        [[[17, 13], [6, 19, 9], [1]], [[12, 10], [11, 4], [18, 3, 7, 16]]],
+    ),
+    (
+        TokenBudget(CHUNKED, TOKENS, max_tokens=20, seed=42, tail="pad"),
+        [[[17, 13], [6, 19, 9], [1], [8, 5, 15, 14, 0, 2]], [[12, 10], [11, 4], [18, 3, 7, 16], []]],
+    ),
+    (
+        Packed(CHUNKED, TOKENS, length=16, batch_size=1, seed=42, tail="drop"),
+        [[[1, 15], [11, 19], [17, 10], [5]], [[3, 9, 7, 2], [18, 8, 0, 16, 14], [4, 12], [13, 6]]],
+    ),
+    (
+        Packed(CHUNKED, TOKENS, length=16, batch_size=1, seed=42, tail="pad"),
+        [[[1, 15], [11, 19], [17, 10], [5]], [[3, 9, 7, 2], [18, 8, 0, 16, 14], [4, 12], [13, 6]]],
+    ),
+    (
+        WindowBatches(CHUNKED, PartitionChunks(6), seed=42),
+        [[[17, 18, 19], [5, 6, 7, 8, 9, 10]], [[11, 12, 13, 14, 15, 16], [0, 1, 2, 3, 4]]],
+    ),
+    (
+        Plan(CHUNKED, Mixed(MIXED, ((0, (3, 1)), (2, (1, 2))), 17), batch_size=3, seed=42, lanes=2, tail="drop"),
+        [[[18, 19, 10], [16, 11, 3]], [[13, 15, 10], [17, 14, 9]]],
+    ),
+    (
+        Plan(CHUNKED, Mixed(MIXED, ((0, (3, 1)),), homogeneous=True), batch_size=3, seed=42, tail="drop"),
+        [[[10, 9, 10], [5, 9, 4]], [[3, 8, 1], [19, 14, 17]]],
+    ),
+    (
+        Plan(CHUNKED, Balanced(LABELS, length=20), batch_size=3, seed=42, tail="pad"),
+        [[[1, 1, 0], [0, 13, 16], [0, 9, 19], [2, 2]], [[10, 8, 14], [17, 0, 1], [2, 7, 4], []]],
+    ),
+    (
+        Plan(CHUNKED, BalancedSpans((0, 5), (0.25, 0.75), length=12), batch_size=3, seed=42, tail="drop"),
+        [[[17, 18, 15], [1, 7, 10]], [[5, 11, 13], [0, 2, 16]]],
+    ),
+    (
+        Plan(CHUNKED, Subset(12, near=3, window=2), batch_size=2, seed=42, tail="drop"),
+        [[[7, 8], [5, 16], [2, 4]], [[13, 18], [12, 3], [9, 10]]],
+    ),
+    (
+        Plan(CHUNKED, Listed([3, 1, 3, 19, 0, 7, 7, 2]), batch_size=2, seed=42, tail="drop"),
+        [[[3, 1], [0, 7]], [[3, 19], [7, 2]]],
+    ),
+    (
+        Plan(CHUNKED, RandomChunks(4, count=4), batch_size=4, seed=42, tail="drop"),
+        [[[14, 15, 16, 17], [7, 8, 9, 10]], [[2, 3, 4, 5], [3, 4, 5, 6]]],
+    ),
+    (
+        Plan(CHUNKED.select(range(0, 20, 2)), WindowShuffle(3), batch_size=2, seed=42, tail="short"),
+        [[[6, 10], [8, 18], [4]], [[16, 2], [0, 14], [12]]],
+    ),
+    (
+        Plan(CHUNKED, WindowShuffle(2, held=False), batch_size=4, seed=42, lanes=2, tail="drop"),
+        [[[19, 2, 8, 5], [4, 11, 12, 13]], [[3, 15, 17, 1], [14, 18, 0, 16]]],
+    ),
 ]
 
 
@@ -302,11 +363,18 @@ def test_a_long_order_is_what_it_was(plan: Plan | Segments, hash_0: str, hash_7:
     assert (plan.order_hash(0), plan.order_hash(7)) == (hash_0, hash_7)
 
 
+def real_items(draw: Draw) -> list[int]:
+    return (draw.items if draw.mask is None else draw.items[draw.mask]).tolist()
+
+
 @pytest.mark.parametrize(("plan", "made"), RANKS)
 def test_the_batches_of_two_ranks_are_what_they_were(plan: AnyPlan, made: list[list[list[int]]]) -> None:
-    draws = [list(plan.epoch(1).share(World(rank, 2)).draws()) for rank in range(2)]
-    real = [[(draw.items if draw.mask is None else draw.items[draw.mask]).tolist() for draw in own] for own in draws]
+    epoch = plan.epoch(1)
+    real = [[real_items(draw) for draw in epoch.share(World(rank, 2)).draws()] for rank in range(2)]
     assert real == made
+    if plan.tail != "short":  # the last round of a short tail is split once more
+        together = [batch for step in zip(*real, strict=True) for batch in step if batch]
+        assert together == [real_items(draw) for draw in epoch.draws(range(len(together)))]
 
 
 @pytest.mark.parametrize(
