@@ -9,7 +9,16 @@ from typing import BinaryIO
 
 from penstock.core.errors import WriteError
 
-__all__ = ["ASIDE_SUFFIXES", "create_aside", "create_file", "remove_asides", "sync", "write_all", "write_aside"]
+__all__ = [
+    "ASIDE_SUFFIXES",
+    "create_aside",
+    "create_file",
+    "create_mark",
+    "remove_asides",
+    "sync",
+    "write_all",
+    "write_aside",
+]
 
 ASIDE_SUFFIXES = (".aside", ".part")  # `.part` was the suffix of shards that earlier versions wrote
 _ASIDE = re.compile(r"\.(.+)\.[0-9a-f]{16}\.aside", re.S)
@@ -29,6 +38,11 @@ def create_aside(path: Path, folder: Path | None = None) -> tuple[int, Path]:
     name = os.fsdecode(os.fsencode(path.name)[:_NAME_BYTES])
     aside = (folder or path.parent) / f".{name}.{secrets.token_hex(8)}.aside"
     return os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), aside
+
+
+def create_mark(path: str) -> None:
+    """Create an empty file; FileExistsError if there is anything, such as the one that somebody else has created."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
 
 
 def create_file(path: Path) -> BinaryIO:

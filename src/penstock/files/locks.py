@@ -46,7 +46,7 @@ class FolderLock:
         return self._handle >= 0 and self._process == os.getpid()
 
     def check(self) -> None:
-        """Do nothing: nobody can take over a lock that the system keeps."""
+        """Do nothing: nobody can take over a lock that the system keeps. At a URL, somebody can."""
 
     def release(self) -> None:
         """Release the lock; idempotent."""

@@ -3,7 +3,6 @@
 import os
 import shutil
 import time
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -146,41 +145,38 @@ def test_bytes_of_a_killed_writer_count_until_they_are_removed(tmp_path: Path) -
     assert measure_folder(tmp_path / "c") <= room
 
 
-def test_a_lock_is_held_against_other_processes_and_released_when_they_die(tmp_path: Path) -> None:
+def test_a_claim_holds_against_others_until_it_is_given_up_or_too_old(tmp_path: Path) -> None:
+    ours, theirs = CacheFolder(tmp_path / "c", 1000), CacheFolder(tmp_path / "c", 1000)
+    assert ours.claim(_span(0))
+    assert not theirs.claim(_span(0))
+    assert theirs.claim(_span(1))
+    ours.disclaim(_span(0))
+    assert theirs.claim(_span(0))
+    for path in _files(tmp_path / "c"):  # its owner was killed
+        os.utime(path, (1e9, 1e9))
+    assert ours.claim(_span(0))
+    assert not theirs.claim(_span(0))
+
+
+def test_claims_take_no_bytes_and_those_of_the_dead_are_removed_for_room(tmp_path: Path) -> None:
+    cache = CacheFolder(tmp_path / "c", 100 + _TRAILER_BYTES)
+    assert cache.claim(_span(0))
+    assert cache.claim(_span(1))
+    os.utime(next(path for path in _files(tmp_path / "c") if path.name.startswith("0-")), (1e9, 1e9))
+    assert cache.add(_span(2), _content(2))
+    assert not cache.add(_span(3), _content(3))
+    assert [path.name for path in _files(tmp_path / "c")] == ["100-200.claim", "200-300"]
+
+
+def test_what_cannot_be_claimed_is_downloaded(tmp_path: Path) -> None:
     cache = CacheFolder(tmp_path / "c", 1000)
-    context = get_context("fork")
-    ours, theirs = context.Pipe()
-    child = context.Process(target=_hold, args=(cache, theirs))
-    child.start()
-    assert ours.recv()
-    with cache.open_locks() as locks:
-        assert not locks.take(_span(0))
-        assert all(locks.take(_span(number)) for number in range(1, 1000))
-    child.kill()
-    child.join()
-    with cache.open_locks() as locks:
-        assert locks.take(_span(0))
-
-
-def test_threads_exclude_each_other_and_a_forked_child_keeps_no_lock(tmp_path: Path) -> None:
-    cache = CacheFolder(tmp_path / "c", 1000)
-    context = get_context("fork")
-    ours, theirs = context.Pipe()
-    with cache.open_locks() as held, cache.open_locks() as others:
-        assert held.take(_span(0))
-        assert not others.take(_span(0))
-        child = context.Process(target=theirs.recv)  # it has the open file of the lock, too
-        child.start()
-    with cache.open_locks() as locks:
-        assert locks.take(_span(0))
-    ours.send("over")
-    child.join()
-
-
-def _hold(cache: CacheFolder, pipe: object) -> None:
-    with cache.open_locks() as locks:
-        pipe.send(locks.take(_span(0)))  # type: ignore[attr-defined]
-        pipe.recv()  # type: ignore[attr-defined]
+    shutil.rmtree(tmp_path / "c")
+    assert cache.claim(_span(0))  # the folder is made again
+    shutil.rmtree(tmp_path / "c")
+    (tmp_path / "c").write_bytes(b"a file")
+    assert cache.claim(_span(0))
+    assert cache.claim(_span(0))
+    cache.disclaim(_span(0))
 
 
 def test_a_folder_with_something_else_in_it_is_refused(tmp_path: Path) -> None:

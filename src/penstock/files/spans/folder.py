@@ -1,9 +1,9 @@
 """A cache folder: files of spans, shared by all processes of a machine, bounded in bytes.
 
-FOLDER/penstock-cache.json   says that the folder is a cache, whose files may be removed
-FOLDER/OBJECT/BEGIN-END      the bytes of a span, then a checksum of them and of OBJECT/BEGIN-END
-FOLDER/ledger                bytes of all files; locked while it is read and changed
-FOLDER/locks                 a byte of it is locked by the process that is downloading a span
+FOLDER/penstock-cache.json     says that the folder is a cache, whose files may be removed
+FOLDER/OBJECT/BEGIN-END        the bytes of a span, then a checksum of them and of OBJECT/BEGIN-END
+FOLDER/OBJECT/BEGIN-END.claim  somebody is downloading a span, since the date of this file
+FOLDER/ledger                  bytes of all files; locked while it is read and changed
 
 What a run has used stays until it ends. What only earlier runs have used is evicted for room, the oldest first.
 """
@@ -26,20 +26,19 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import OptionError, WriteError
 from penstock.core.text import cause
-from penstock.files.durable import create_aside, write_all, write_aside
+from penstock.files.durable import create_aside, create_mark, write_all, write_aside
 from penstock.files.positioned import read_into
 from penstock.files.regular import open_descriptor, open_list
 from penstock.files.spans.span import WHOLE, StoredSpan
 
-__all__ = ["CacheFolder", "SpanLocks", "measure_folder"]
+__all__ = ["CacheFolder", "measure_folder"]
 
-_MARKER, _LEDGER, _LOCKS = "penstock-cache.json", "ledger", "locks"
+_MARKER, _LEDGER, _CLAIM = "penstock-cache.json", "ledger", ".claim"
 _FORMAT = b'{"format": "penstock-cache", "version": 1}\n'
-_OURS = re.compile(rf"[0-9a-f]{{32}}|{_LEDGER}|{_LOCKS}|\.?{re.escape(_MARKER)}.*")
+_OURS = re.compile(rf"[0-9a-f]{{32}}|{_LEDGER}|\.?{re.escape(_MARKER)}.*")
 _TRAILER, _TOTAL = struct.Struct("<8sQ"), struct.Struct("<q")
 _MAGIC = b"PSspan1\n"
-_FLOCK = struct.Struct("@hhqqi0q")  # struct flock of Linux: type, whence, start, length, pid
-_LOCK_BITS = 62  # of the place of a span in the file of locks
+_CLAIM_SECONDS = 10.0  # after which a claim is that of a process that was killed, or of one that is too slow
 _ABANDONED_SECONDS = 600.0  # a temporary file of this age was left by a process that was killed
 _FULL_SECONDS = 10.0  # after an error of the file system, nothing is written for this long
 _SCAN_SHARE = 0.05  # of the time is spent on looking for files to evict, at most
@@ -53,6 +52,7 @@ class CacheFolder:
     2. The folder is deleted, or its disk is full: spans are not kept. Nothing else happens.
     3. A process is killed at any moment: what it has written is there whole or not at all, and the bound holds.
     4. This run has used all files: nothing is evicted, and a further span is not kept.
+    5. Whoever has claimed a span dies: after some seconds, another one claims it.
 
     Parameters
     ----------
@@ -69,8 +69,7 @@ class CacheFolder:
         self._scan_at = self._write_at = 0.0
         self._counting = threading.Lock()
         self._ledgers: list[int] = []
-        self._idle_locks: list[int] = []
-        weakref.finalize(self, _close_all, self._ledgers, self._idle_locks)
+        weakref.finalize(self, _close_all, self._ledgers)
         _create(folder)
 
     def find(self, span: StoredSpan) -> bool:
@@ -140,9 +139,33 @@ class CacheFolder:
         """Forget a span."""
         self._remove(self._path(span))
 
-    def open_locks(self) -> "SpanLocks":
-        """Return the locks of spans, of which none is taken yet."""
-        return SpanLocks(f"{self.folder}/{_LOCKS}", self._idle_locks)
+    def claim(self, span: StoredSpan) -> bool:
+        """Say that a span is downloaded now; return False if another process, or thread, has just said so.
+
+        What cannot be claimed, such as on a full disk, is downloaded twice at worst.
+        """
+        path = self._path(span) + _CLAIM
+        for _ in range(2):
+            try:
+                create_mark(path)
+            except FileExistsError:
+                with suppress(OSError):
+                    if time.time() - os.stat(path).st_mtime < _CLAIM_SECONDS:  # noqa: PTH116
+                        return False
+                    os.unlink(path)  # noqa: PTH108
+            except FileNotFoundError:
+                with suppress(OSError):
+                    os.makedirs(f"{self.folder}/{span.object}", mode=0o700, exist_ok=True)  # noqa: PTH103
+            except OSError:
+                return True
+            else:
+                return True
+        return True
+
+    def disclaim(self, span: StoredSpan) -> None:
+        """Say that a span is no longer downloaded."""
+        with suppress(OSError):
+            os.unlink(self._path(span) + _CLAIM)  # noqa: PTH108
 
     def _path(self, span: StoredSpan) -> str:
         return f"{self.folder}/{span.object}/{span.file_name}"
@@ -193,7 +216,9 @@ class CacheFolder:
         """Return the bytes of all files; what may be evicted is listed, the oldest first."""
         total, found, abandoned = 0, [], time.time() - _ABANDONED_SECONDS
         for path, status in _list_files(self.folder):
-            if path.endswith(".aside") and status.st_mtime < abandoned:
+            if path.endswith(_CLAIM) or (path.endswith(".aside") and status.st_mtime < abandoned):
+                if path.endswith(_CLAIM) and status.st_mtime > time.time() - _CLAIM_SECONDS:
+                    continue
                 with suppress(OSError):
                     os.unlink(path)  # noqa: PTH108
                 continue
@@ -249,62 +274,13 @@ class _Ledger:
         os.pwrite(self._handle, _TOTAL.pack(total), 0)
 
 
-class SpanLocks:
-    """Locks of spans: one byte each of a file, so that no two spans share one.
-
-    They belong to the open file, not to the process: two threads exclude each other as two processes do.
-
-    Parameters
-    ----------
-    idle
-        Open files without locks; one of them is used, and comes back.
-    """
-
-    def __init__(self, path: str, idle: list[int]) -> None:
-        self._idle, self._handle = idle, -1
-        with suppress(OSError, IndexError):
-            self._handle = idle.pop()
-            if not os.fstat(self._handle).st_nlink:  # the folder was deleted meanwhile
-                os.close(self._handle)
-                self._handle = -1
-        if self._handle < 0:
-            with suppress(OSError):
-                self._handle = open_list(path)
-
-    def __enter__(self) -> "SpanLocks":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._handle >= 0:
-            with suppress(OSError, AttributeError):
-                self._set(fcntl.F_UNLCK, 0, 0)  # a child that was forked meanwhile has the open file, too
-            self._idle.append(self._handle)
-            self._handle = -1
-
-    def take(self, span: StoredSpan) -> bool:
-        """Lock a span; return False if another process, or thread, has it locked."""
-        if self._handle < 0:
-            return True
-        place = xxhash.xxh3_64_intdigest(repr(tuple(span)).encode()) >> 64 - _LOCK_BITS
-        try:
-            self._set(fcntl.F_WRLCK, place, 1)
-        except (BlockingIOError, PermissionError):
-            return False
-        except (OSError, AttributeError):  # no locks of open files here: at worst, a span is downloaded twice
-            pass
-        return True
-
-    def _set(self, kind: int, start: int, length: int) -> None:
-        fcntl.fcntl(self._handle, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0))
-
-
 def _checksum(span: StoredSpan, content: NDArray[np.uint8]) -> int:
     name = xxhash.xxh3_64_intdigest(f"{span.object}/{span.file_name}".encode())
     return xxhash.xxh3_64_intdigest(content.data, seed=name)
 
 
-def _close_all(*handles: list[int]) -> None:
-    for handle in (each for some in handles for each in some):
+def _close_all(handles: list[int]) -> None:
+    for handle in handles:
         os.close(handle)
 
 

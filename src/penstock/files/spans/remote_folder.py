@@ -15,7 +15,7 @@ from penstock.core.errors import ReadError
 from penstock.core.transfers import Transfers
 from penstock.files.spans.downloads import Downloads
 from penstock.files.spans.entries import Owner
-from penstock.files.spans.folder import CacheFolder, SpanLocks
+from penstock.files.spans.folder import CacheFolder
 from penstock.files.spans.options import RemoteOptions
 from penstock.files.spans.span import WHOLE, Span, StoredSpan
 from penstock.files.stores.errors import MissingObjectError
@@ -337,8 +337,8 @@ class _Process(Owner):
         present = [name for name in names if name is not None]
         if self._folder is None or not present:
             return self._download(spans)
-        with self._folder.open_locks() as locks:
-            self._wait_for_others(self._folder, present, locks)
+        claimed = self._claim(self._folder, present)
+        try:
             found = [None if name is None else self._folder.read(name) for name in names]
             missing = [number for number, content in enumerate(found) if content is None]
             if missing:
@@ -350,15 +350,21 @@ class _Process(Owner):
                 if name is not None and not self._folder.add(name, content):
                     self._full_until = time.monotonic() + _FULL_SECONDS
             return [content for content in found if content is not None]
+        finally:
+            for name in claimed:
+                self._folder.disclaim(name)
 
-    def _wait_for_others(self, folder: CacheFolder, names: Sequence[StoredSpan], locks: SpanLocks) -> None:
-        """Lock spans; while other processes download them, wait until they are there."""
-        until = time.monotonic() + _OTHERS_SECONDS
+    def _claim(self, folder: CacheFolder, names: Sequence[StoredSpan]) -> list[StoredSpan]:
+        """Claim spans, and return those that were; while other processes download some, wait until they are there."""
+        claimed, until = [], time.monotonic() + _OTHERS_SECONDS
         for wanted in sorted(names):  # in the order in which every process takes them
-            while not locks.take(wanted):
+            while not (is_ours := folder.claim(wanted)):
                 if time.monotonic() > until or all(folder.find(name) for name in names):
                     break
                 time.sleep(_POLL_SECONDS)
+            if is_ours:
+                claimed.append(wanted)
+        return claimed
 
     def _download(self, spans: Sequence[Span]) -> list[_Bytes]:
         first, last = spans[0], spans[-1]

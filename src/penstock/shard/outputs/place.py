@@ -74,7 +74,7 @@ class Lock(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise WriteError if another writer has taken over; called before anything is written."""
+        """Raise WriteError if another writer has taken over; called before each shard and before the commit."""
         ...
 
     def release(self) -> None:
@@ -111,7 +111,7 @@ class Place(Protocol):
         ...
 
     def lock(self) -> Lock:
-        """Lock the place; raise WriteError if another writer has."""
+        """Lock the place; raise WriteError if another writer has. At a URL, `check` finds out."""
         ...
 
     def read_published(self) -> Manifest | None:

@@ -1,7 +1,6 @@
 """A dataset at a URL. There is no rename there, so shards are put at their place, and the manifest is put last.
 
-URL/.writing/lock-0.json            a writer is at work; see `files.leases`
-URL/.writing/options.json           a write has begun, with these options; the tag of its shards; what it replaces
+URL/.writing/options.json           a write has begun: its options and writer, the tag of its shards, what it replaces
 URL/NAME, URL/NAME.index            a finished shard
 URL/.writing/NAME.statistics        what a conversion notes of a shard
 URL/.writing/dataset_metadata.json  all shards are finished: from here on, a resumed writer only puts the manifest
@@ -12,18 +11,20 @@ URL/dataset_metadata.json           the dataset is published
 2. Killed before the commit: the previous dataset, or none, is there. Killed after it: the new one. Resuming puts or
    removes what is left.
 3. The server fails, the credentials expire, the bucket is full: WriteError; resuming continues.
+4. Another writer begins at the same URL: nobody keeps it out; the first one raises WriteError before its next shard, or
+   before it publishes.
 """
 
 import json
+import os
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
 from penstock.core.errors import DamageError, ReadError, SourceError, WriteError
-from penstock.files.leases import Lease
 from penstock.files.staging import WRITING
 from penstock.files.stores.errors import MissingObjectError
 from penstock.files.stores.open_store import open_store
@@ -40,7 +41,6 @@ from penstock.shard.table import table_path
 __all__ = ["RemotePlace"]
 
 _OPTIONS, _COMMIT = f"{WRITING}/options.json", f"{WRITING}/{MANIFEST}"
-_LOCK = f"{WRITING}/lock-"
 _TABLE = table_path(Path(MANIFEST)).name
 
 
@@ -53,6 +53,9 @@ class _Begun:
     replaces: tuple[str, ...]
     """The shards of the dataset that was there when it began, which are removed after the commit."""
 
+    writer: str
+    """Differs from writer to writer."""
+
 
 class RemotePlace:
     """A URL; see `Place`."""
@@ -60,6 +63,7 @@ class RemotePlace:
     def __init__(self, url: Url, options: StoreOptions | None = None) -> None:
         self.where = url
         self.shards = RemoteShards(url, options)
+        self._writer = ""
         with self._name_place_in_errors():
             self._use(self._read_begun())
 
@@ -87,12 +91,18 @@ class RemotePlace:
                 return False
             return True
 
-    def lock(self) -> Lease:
-        """Lock the URL against other writers."""
+    def lock(self) -> "_Turn":
+        """Return what notices that another writer has begun."""
+        return _Turn(self)
+
+    def check_unchallenged(self) -> None:
+        """Raise WriteError if another writer has begun since this one has."""
         with self._name_place_in_errors():
-            lease = Lease(self._store, WRITING)
-            self._use(self._read_begun())  # again: now the lock is held
-        return lease
+            found = self._read_begun()
+        if self._writer and (found is None or found.writer != self._writer):
+            raise WriteError(
+                f"Another writer is at work in {self.where}: it began after this one. Wait for it, or use another URL."
+            )
 
     def read_published(self) -> Manifest | None:
         """Return the manifest of the dataset at the URL; None if Penstock has published none there."""
@@ -112,13 +122,14 @@ class RemotePlace:
                 # Archives that Penstock only indexed belong to others.
                 is_ours = published is not None and published.shard_size is not None
                 replaces = tuple(shard.name for shard in published.shards) if published and is_ours else ()
-                self._use(_Begun(options, secrets.token_hex(4) if self._has_archives() else "", replaces))
+                self._use(_Begun(options, secrets.token_hex(4) if self._has_archives() else "", replaces, ""))
             assert self._begun is not None
+            self._writer = secrets.token_hex(8)
+            begun = replace(self._begun, options=options, writer=self._writer)
             for name, content in (notes or {}).items():
                 self.shards.write_note(name, content)
-            about = {"options": options, "tag": self._begun.tag, "replaces": list(self._begun.replaces)}
-            self._store.put(_OPTIONS, json.dumps(about).encode())
-            self._use(_Begun(options, self._begun.tag, self._begun.replaces))
+            self._store.put(_OPTIONS, json.dumps(asdict(begun)).encode())
+            self._use(begun)
 
     def take_finished(self, shard_name: Callable[[int], str], compression: Compression) -> list[Finished]:
         """Return the finished shards up to the first that is missing, and remove those after it."""
@@ -137,6 +148,7 @@ class RemotePlace:
         """Make sure that all shards are there as they were written, then put the manifest aside."""
         with self._name_place_in_errors():
             self.shards.wait()
+            self.check_unchallenged()
             stored = {info.key: info.n_bytes for info in self._store.list_objects()}
             for shard in manifest.shards:
                 if stored.get(shard.name) != shard.stored_bytes or index_name(shard.name) not in stored:
@@ -192,11 +204,10 @@ class RemotePlace:
         self._remove_notes()
 
     def _remove_notes(self) -> None:
-        """Remove all that is not published, the mark of an unfinished write first, but not the lock."""
+        """Remove all that is not published, the mark of an unfinished write first."""
         self._store.remove(_OPTIONS)
         self._use(None)
-        found = {info.key for info in self._store.list_objects(WRITING)}
-        self._remove({key for key in found if not key.startswith(_LOCK)})
+        self._remove([info.key for info in self._store.list_objects(WRITING)])
 
     def _remove(self, keys: Collection[str]) -> None:
         run_together(self._store.remove, sorted(keys))
@@ -230,7 +241,8 @@ class RemotePlace:
             return None
         try:
             found = json.loads(stored)
-            return _Begun(str(found["options"]), str(found["tag"]), tuple(map(str, found["replaces"])))
+            options, tag, writer = (str(found[name]) for name in ("options", "tag", "writer"))
+            return _Begun(options, tag, tuple(map(str, found["replaces"])), writer)
         except (ValueError, LookupError, TypeError) as error:
             raise WriteError(f"{self.where / _OPTIONS} is damaged: {error}. Remove it.") from error
 
@@ -245,6 +257,26 @@ class RemotePlace:
             yield
         except ReadError as error:
             raise WriteError(f"Could not write to {self.where}: {error}") from error
+
+
+class _Turn:
+    """The turn of one writer at a URL, in the process that began it; see `Lock`."""
+
+    def __init__(self, place: RemotePlace) -> None:
+        self._place, self._process = place, os.getpid()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process writes."""
+        return self._process == os.getpid()
+
+    def check(self) -> None:
+        """Raise WriteError if another writer has begun."""
+        self._place.check_unchallenged()
+
+    def release(self) -> None:
+        """Stop looking for other writers."""
+        self._process = 0
 
 
 def _file_names(manifest: Manifest | None) -> set[str]:
