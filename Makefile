@@ -58,7 +58,7 @@ $(LIBRARY): src/penstock/source/native.c $(READY)
 	@$(BIN)/python hatch_build.py
 
 demo: $(READY) $(LIBRARY)
-	@$(BIN)/penstock demo
+	@$(BIN)/python -m examples.demo
 
 test: $(READY) $(LIBRARY)
 ifdef T

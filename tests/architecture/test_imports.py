@@ -38,8 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "recipes.workersafe": {*_BELOW_RECIPES, "recipes.tune"},
     "recipes.crossval": {*_BELOW_RECIPES, "recipes.workersafe"},
     "chain": {*_READ, "plan", "run", "feed", "observe", "recipes.mixture"},
-    "demo": _BELOW_RECIPES,
-    "cli": {*_BELOW_RECIPES, "doctor", "recipes.tune", "recipes.webdataset", "demo"},
+    "cli": {*_BELOW_RECIPES, "doctor", "recipes.tune", "recipes.webdataset"},
     "__main__": {"cli"},
 }
 
@@ -92,7 +91,6 @@ def test_the_table_of_the_architecture_page_is_this_one() -> None:
     written = {name: set(re.findall(r"[\w.]+", allowed)) - {"nothing"} for name, allowed in rows}
     assert written == {name: ALLOWED[name] for name in written}
     assert {name for name in ALLOWED if "recipes" not in name} - written.keys() == {
-        "demo",
         "cli",
         "__main__",
     }

@@ -42,13 +42,6 @@ EXCEPTIONS: dict[tuple[str, str], tuple[int, str]] = {
     ("penstock.convert.nwb.file", "NWBHDF5IO"): (2, _CHECKED),
     ("penstock.convert.nwb.file", "h5py.File"): (2, _CHECKED),
     ("penstock.convert.nwb.file", "NWBZarrIO"): (1, _CHECKED),
-    ("penstock.demo.damage", "tarfile.open"): (1, _OPEN),
-    ("penstock.demo.damage", "shutil.copy2"): (1, "copies what the demo has written"),
-    ("penstock.demo.judge", "tarfile.open"): (1, _OPEN),
-    ("penstock.demo.judge", "np.load"): (2, _OPEN),
-    ("penstock.demo.recordings", "NWBHDF5IO"): (1, "writes"),
-    ("penstock.demo.training", "FileIO"): (1, _OPEN),
-    ("penstock.demo.training", "torch.load"): (1, _OPEN),
     ("penstock.recipes.crossval.cross_validation", "np.load"): (1, _OPEN),
     ("penstock.recipes.crossval.fold", "torch.load"): (1, _OPEN),
     ("penstock.recipes.trainers.config", "OmegaConf.load"): (1, _OPEN),
@@ -99,13 +92,7 @@ _WRITING_METHODS = {
 _WRITING_CALLS = {"np.save", "torch.save", "os.link", "os.symlink", "os.mkfifo", "shutil.copy", "shutil.move"}
 
 _MEMORY = "it is given memory, not a path"
-_OWN_FOLDER = "into a folder that the demo has just made"
 WRITING_EXCEPTIONS: dict[tuple[str, str], tuple[int, str]] = {
-    ("penstock.demo.damage", "copy2"): (1, _OWN_FOLDER),
-    ("penstock.demo.damage", "copytree"): (1, _OWN_FOLDER),
-    ("penstock.demo.damage", "os.link"): (1, _OWN_FOLDER),
-    ("penstock.demo.training", "np.save"): (1, _MEMORY),
-    ("penstock.demo.training", "torch.save"): (2, _MEMORY),
     ("penstock.doctor.storage", "mkstemp"): (1, "a random name that is removed at once"),
     ("penstock.files.figures", "savefig"): (1, _MEMORY),
     ("penstock.recipes.crossval.fold", "torch.save"): (1, _MEMORY),

@@ -52,7 +52,7 @@ def test_no_arguments_is_help_and_where_to_begin() -> None:
     done = run()
     assert done.exit_code == 2
     assert "Usage: penstock" in done.stderr
-    assert done.stderr.endswith("Error: No command was given. Run `penstock demo` to see what Penstock does.\n")
+    assert done.stderr.endswith("Error: No command was given. Run `penstock --help` to see all of them.\n")
 
 
 @pytest.mark.parametrize(

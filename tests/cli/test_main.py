@@ -1,10 +1,8 @@
 """The command line as a process: it starts fast, imports only what it needs, and runs under both names."""
 
-import json
 import resource
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from typer.main import get_command
@@ -12,7 +10,6 @@ from typer.testing import CliRunner
 
 from penstock import __version__
 from penstock.cli import app
-from penstock.demo.run import DemoResult
 
 
 def test_the_module_is_the_command():
@@ -28,7 +25,7 @@ import sys, penstock
 assert 'numpy' not in sys.modules
 sys.stdout.isatty = lambda: {terminal}
 import penstock.cli
-for command in ('', 'convert', 'demo', 'report', 'tune'):
+for command in ('', 'convert', 'report', 'tune'):
     try:
         penstock.cli.app([*command.split(), '--help'])
     except SystemExit as done:
@@ -61,28 +58,3 @@ def test_starting_is_little_work_beside_what_any_start_takes(arguments, beside, 
 
     pairs = [(cpu_seconds(arguments), cpu_seconds(beside)) for _ in range(3)]
     assert min(ours for ours, _ in pairs) < ratio * min(other for _, other in pairs)
-
-
-@pytest.mark.parametrize("holds", [True, False])
-def test_the_demo_as_json_is_what_it_found_and_a_difference_is_1(monkeypatch, holds):
-    asked = {}
-
-    def run(**options: object) -> DemoResult:
-        asked.update(options)
-        checks = (("Same weights", holds, "bit for bit"),)
-        return DemoResult(
-            holds=holds, checks=checks, seconds=1.5, folder=Path("files"), report=None, figures={"windows": 7}
-        )
-
-    monkeypatch.setattr("penstock.demo.run.run", run)
-    done = CliRunner().invoke(app, ["demo", "--json", "--quick", "--seed", "3", "--keep", "files"])
-    assert asked == {"keep": Path("files"), "seed": 3, "quick": True, "quiet": True}
-    assert (done.exit_code, done.stderr) == (0 if holds else 1, "")
-    assert json.loads(done.stdout) == {
-        "holds": holds,
-        "checks": [{"what": "Same weights", "holds": holds, "how": "bit for bit"}],
-        "seconds": 1.5,
-        "folder": "files",
-        "report": None,
-        "figures": {"windows": 7},
-    }

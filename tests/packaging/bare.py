@@ -51,7 +51,6 @@ def commands() -> dict[str, list[Any]]:
         "inspect shards --png a.png",
         "convert shards -o again",
         "convert session.nwb -o out",
-        "demo",
     ):
         out, errors = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):

@@ -157,7 +157,7 @@ def _describe_usage(error: BaseException) -> tuple[str, str, list[str], int]:
     message = error.format_message()  # type: ignore[attr-defined]  # all exceptions of click have it
     if type(error).__name__ == "NoArgsIsHelpError":
         typer.echo(message, err=True)
-        return "UsageError", "No command was given. Run `penstock demo` to see what Penstock does.", [], _USAGE
+        return "UsageError", "No command was given. Run `penstock --help` to see all of them.", [], _USAGE
     option = getattr(error, "option_name", None)
     if option is not None and hasattr(error, "possibilities"):
         known = [name for parameter in context.command.params for name in (*parameter.opts, *parameter.secondary_opts)]

@@ -1,7 +1,6 @@
 """The command line, `penstock` and `python -m penstock`. Torch is imported only by commands that need it."""
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,11 +9,10 @@ from penstock.cli.conversion.convert import convert
 from penstock.cli.conversion.edit import edit
 from penstock.cli.data import index, inspect, verify
 from penstock.cli.doctor import doctor
-from penstock.cli.errors import EXIT_CODES, Commands, ProblemsFound
+from penstock.cli.errors import EXIT_CODES, Commands
 from penstock.cli.groups import GroupedCommand
-from penstock.cli.options import Json, Quiet, format_examples
+from penstock.cli.options import format_examples
 from penstock.cli.report import report
-from penstock.cli.screen import print_json
 from penstock.cli.tune import tune
 from penstock.core.version import __version__
 
@@ -51,35 +49,7 @@ def main(
     """Feed PyTorch training from scientific data that does not fit in memory."""
 
 
-def demo(
-    keep: Annotated[
-        Path | None,
-        typer.Option(
-            "--keep", "--output", "-o", metavar="DIR", help="Keep the files in this folder, which must be new or empty."
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the data, the model and the order.")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="Use small sizes, for a first look.")] = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
-) -> None:
-    """Show what Penstock does, on synthetic data.
-
-    It converts, trains, gets killed, resumes and finds damage. The exit code is 1 if anything differs from what
-    Penstock guarantees.
-    """
-    from penstock.demo import run as recipe  # noqa: PLC0415  # imports numpy
-
-    found = recipe.run(keep=keep, seed=seed, quick=quick, quiet=quiet or as_json)
-    if as_json:
-        checks = [{"what": what, "holds": holds, "how": how} for what, holds, how in found.checks]
-        measured = {"seconds": found.seconds, "folder": found.folder, "report": found.report, "figures": found.figures}
-        print_json({"holds": found.holds, "checks": checks, **measured})
-    if not found:
-        raise ProblemsFound
-
-
-for command in (convert, edit, index, inspect, verify, tune, report, doctor, demo):
+for command in (convert, edit, index, inspect, verify, tune, report, doctor):
     app.command(cls=GroupedCommand, epilog=format_examples(command.__name__))(command)
 
 

@@ -201,10 +201,6 @@ EXAMPLES = {
         "penstock doctor shards --json > doctor.json",
         "penstock doctor shards --json | jq '.findings[] | select(.level == \"problem\")'",
     ),
-    "demo": (
-        "penstock demo",
-        "penstock demo --quick --keep demo-files",
-    ),
 }
 """Examples by command. The first is shown with a usage error."""
 

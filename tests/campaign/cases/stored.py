@@ -83,7 +83,7 @@ STORED: tuple[Case, ...] = (
         (
             "faults/test_stopped.py",
             "faults/test_convert_killed.py::test_workers_of_a_process_that_is_killed_end_and_keep_nobody_out",
-            "demo/test_story.py::test_a_signal_ends_the_demo_with_all_its_processes_and_removes_the_files",
+            "examples/test_demo.py::test_a_signal_ends_the_demo_with_all_its_processes_and_removes_the_files",
         ),
     ),
     Case(
