@@ -131,7 +131,7 @@ def load_on_a_mesh(store: str, rank: int, folder: Path) -> dict[str, Any]:
         "chunks": lambda **world: ChunkedDataLoader(Numbers(24), 3, 4, shuffle=False, **world),
     }
     lengths = {len(make()) for name, make in makers.items() if name != "chunks"}  # one dimension: all ranks share
-    mesh, refusals = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")), []
+    mesh, refusals = init_device_mesh("cpu", (1, 2, 2), mesh_dim_names=("pp", "dp", "tp")), []
     for make in makers.values():
         with pytest.raises(OptionError) as refused:
             make()
@@ -165,7 +165,7 @@ def sample(store: str, rank: int, size: int) -> dict[str, Any]:
     loader = CellMapDataLoader(Numbers(24), batch_size=2, sampler=sampler)
     found: dict[str, Any] = {"epochs": [[batch.tolist() for batch in loader] for _ in range(2)], "length": len(loader)}
     with pytest.raises(OptionError) as refused:
-        iter(CellMapDataLoader(Numbers(24), batch_size=2, sampler=range(8 + 2 * rank)))  # type: ignore[arg-type]
+        next(iter(CellMapDataLoader(Numbers(24), batch_size=2, sampler=range(8 + 2 * rank))))  # type: ignore[arg-type]
     found["refusal"] = str(refused.value)
     if rank == 0:
         alone = CellMapDataLoader(Numbers(24), batch_size=2, sampler=range(6), world=World())  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """The loader: an iterable over the batches of a plan that can stop and resume anywhere."""
 
 import logging
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -26,6 +27,7 @@ from penstock.feed.position import Delivery, Position
 from penstock.feed.ranks import current_world
 from penstock.observe.progress import track_progress
 from penstock.plan.batch_plan import BatchPlan
+from penstock.plan.cursor import Cursor
 from penstock.plan.world import World
 from penstock.run.first_wait import FirstWait
 from penstock.run.make_batch import BatchMaker, Failure, Record
@@ -131,6 +133,8 @@ class Loader:
         self._position.report_left_behind()
         self._position.leave_begun()
         delivery = self._position.begin()
+        if delivery.start == Cursor():
+            _report_accelerator()
         self._first_wait = FirstWait(self.source)
         if self.plan.tail == "short" and delivery.share.left_out:
             _LOG.warning(
@@ -446,6 +450,17 @@ class _TrainerEpochs:
     @property
     def sampler(self) -> "_TrainerEpochs":
         return self
+
+
+def _report_accelerator() -> None:
+    """Say that an accelerator does not know of a loader, which `accelerator.prepare` gives back as it is."""
+    state = sys.modules.get("accelerate.state")
+    if state is not None and state.is_initialized() and not state.GradientState().in_dataloader:
+        _LOG.warning(
+            "A loader begins at its first epoch while an Accelerator is in use, which saves its position only after "
+            "prepare_loader(accelerator, loader), or accelerator.register_for_checkpointing(loader). "
+            "accelerator.prepare(loader) does nothing."
+        )
 
 
 def _check_plan(source: Source, plan: BatchPlan, collate: Callable[[list[Any]], Any] | None) -> None:

@@ -44,7 +44,8 @@ def _check_no_mesh() -> None:
     for mesh in gc.get_referrers(DeviceMesh):
         if isinstance(mesh, DeviceMesh) and mesh.ndim > 1 and mesh.size() > 1:
             names = mesh.mesh_dim_names
-            name = None if names is None else repr(names[0])
+            # Not that of a pipeline or of a model's parts, if one is named after data.
+            name = None if names is None else repr(next((each for each in names if each[0] == "d"), names[0]))
             line = (
                 "World(mesh.get_local_rank(0), mesh.size(0))"
                 if name is None

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
-from penstock_test_parts import run_side_by_side
+from penstock_test_parts import run_side_by_side, to_plain
 from torch.utils.data import DataLoader, TensorDataset
 
 from penstock.core.errors import LoaderError, ResumeError
@@ -21,6 +21,7 @@ from penstock.plan.orders import Shuffle
 from penstock.plan.plan import Plan
 from penstock.plan.segments import Segments
 from penstock.plan.world import World
+from penstock.recipes.cellmap.loader import CellMapDataLoader
 from penstock.recipes.chunked.loader import ChunkedDataLoader
 from penstock.recipes.trainers.accelerate import prepare_loader
 from penstock.source.array import ArraySource
@@ -139,6 +140,31 @@ def test_a_loop_that_was_broken_off_goes_on_and_leaves_accelerate_outside_of_a_l
     assert not run.accelerator.gradient_state.in_dataloader
     seen = [batch[0].tolist() for batch in run.feed]
     assert seen == [items.tolist() for items in torch.tensor(chunked().get_chunk_indices(0)).split(2)][1:]
+
+
+@pytest.mark.parametrize("make", [native, lambda: CellMapDataLoader(TensorDataset(torch.arange(14)), batch_size=2)])
+def test_a_loader_that_accelerate_does_not_save_says_so(
+    make: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    accelerator = Accelerator(cpu=True)
+    for _ in range(2):  # once for each loader, and not for each epoch
+        prepared = accelerator.prepare(make())
+        assert len(list(prepared)) == len(list(prepared)) > 0
+    assert [message.partition(",")[0] for message in caplog.messages] == [
+        "A loader begins at its first epoch while an Accelerator is in use"
+    ] * 2
+    assert "prepare_loader(accelerator, loader), or accelerator.register_for_checkpointing(loader)" in caplog.text
+    caplog.clear()
+    loader = make()
+    accelerator.register_for_checkpointing(loader)
+    list(loader)
+    accelerator.save_state(tmp_path / "state")
+    second = [to_plain(batch) for batch in loader]
+    caplog.clear()
+    accelerator.load_state(tmp_path / "state")
+    assert [to_plain(batch) for batch in loader] == second
+    Run(native()).train(BATCHES)
+    assert not caplog.messages
 
 
 def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:

@@ -10,13 +10,14 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch.utils.data import TensorDataset
+from torch.utils.data import DistributedSampler, TensorDataset
 
 from penstock.core.errors import LoaderError, ResumeError
 from penstock.feed.loader import Loader
 from penstock.plan.orders import Sequential, Shuffle
 from penstock.plan.plan import Plan
 from penstock.plan.segments import Segments
+from penstock.recipes.cellmap.loader import CellMapDataLoader
 from penstock.recipes.chunked.datasets import ChunkedSequenceDataset
 from penstock.recipes.chunked.loader import ChunkedDataLoader
 from penstock.recipes.trainers.feed import Feed
@@ -389,11 +390,21 @@ def shards(folder: Path) -> tuple[Any, Any]:
     return train, create_webdataset_dataloader(folder / "val", batch_size=2, num_workers=0, shuffle=False)
 
 
+def cells(sampled: bool) -> tuple[Any, Any]:
+    train, val = (TensorDataset(torch.from_numpy(items)) for items in (TRAIN, VAL))
+    sampler = DistributedSampler(train, num_replicas=1, rank=0, seed=3) if sampled else None
+    return CellMapDataLoader(train, batch_size=2, sampler=sampler, drop_last=True), CellMapDataLoader(
+        val, batch_size=2, is_train=False
+    )
+
+
 AS_THEY_ARE: dict[str, Callable[[Path], Any]] = {
     "a pass": lambda folder: one_pass(),
     "segments": lambda folder: segments(),
     "chunks": lambda folder: torch_chunks(),
     "shards": shards,
+    "cells": lambda folder: cells(False),
+    "cells by a sampler": lambda folder: cells(True),
     "own data module": lambda folder: OwnData(),
     "own data module with a state": lambda folder: Asked(),
     "own module": lambda folder: OwnModel(),

@@ -141,7 +141,16 @@ class CellMapDataLoader:
         """The underlying `Loader`."""
         return self._loader
 
+    @property
+    def batch_sampler(self) -> Any:
+        """Receives the epochs of a trainer, as that of a `Loader`."""
+        return self._loader.batch_sampler
+
     def __iter__(self) -> Iterator[Any]:
+        return iter(self._loader) if self.sampler is None and not self._needs_epoch() else self._iterate_sampled()
+
+    def _iterate_sampled(self) -> Iterator[Any]:
+        """Yield an epoch that sampler and dataset know before its first batch: a trainer may name it after `iter`."""
         epoch = self._loader.position.next_epoch
         if self.sampler is not None and epoch + 1 != self._n_sampled:
             self._loader.set_plan(self._sample_plan(epoch))
@@ -149,7 +158,7 @@ class CellMapDataLoader:
             check_equal(self._loader.remaining, self._world, "The batches that the sampler leaves in an epoch")
         if self._needs_epoch():
             self.dataset.set_epoch(epoch)  # before workers start, which get a copy of the dataset
-        return iter(self._loader)
+        yield from self._loader
 
     def __len__(self) -> int:
         if self.sampler is not None:
