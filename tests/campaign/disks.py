@@ -205,9 +205,8 @@ def _fill_at_a_simulation(rng: random.Random, folder: Path, number: int) -> int:
     steps = np.random.default_rng(n_steps).standard_normal((n_steps, n_neurons, 4)).astype(np.float32)
 
     def run(place: Path) -> None:
-        with SimulationWriter(place / "sim", about, n_steps, resume=True) as writer:
-            if writer.written < n_steps:
-                writer.append(steps[writer.written :], start=writer.written)
+        with SimulationWriter(place / "sim", about, n_steps, overwrite=True) as writer:
+            writer.append(steps)
 
     def read_steps(place: Path) -> Any:
         try:

@@ -48,11 +48,10 @@ import numpy as np
 from penstock_test_killer import serve
 from penstock.recipes.streams import SimulationWriter
 
-def write(folder, resume, salt):
+def write(folder, salt):
     metadata = np.arange(10, dtype=np.float32).reshape(2, 5)
-    with SimulationWriter(folder, metadata, 3, resume=resume, overwrite=not resume) as writer:
-        frames = np.full((3, 2, 4), salt) + np.arange(3)[:, None, None]
-        writer.append(frames[writer.written :], start=writer.written)
+    with SimulationWriter(folder, metadata, 3, overwrite=True) as writer:
+        writer.append(np.full((3, 2, 4), salt) + np.arange(3)[:, None, None])
 
 serve(write)
 """
@@ -146,17 +145,17 @@ def test_a_killed_writer_of_a_simulation_loses_none_by_the_command(before: bool,
     with start_killer(SIMULATION) as simulator:
         (tmp_path / "old").mkdir()
         if before:
-            simulator.run(folder=str(tmp_path / "old"), resume=False, salt=1)
+            simulator.run(folder=str(tmp_path / "old"), salt=1)
         shutil.copytree(tmp_path / "old", tmp_path / "count")
-        for at in choose_moments(simulator.run(folder=str(tmp_path / "count"), resume=False, salt=2)["count"]):
+        for at in choose_moments(simulator.run(folder=str(tmp_path / "count"), salt=2)["count"]):
             folder = tmp_path / str(at)
             shutil.copytree(tmp_path / "old", folder)
-            simulator.run(at=at, folder=str(folder), resume=False, salt=2)
+            simulator.run(at=at, folder=str(folder), salt=2)
             version, found = read_simulation(folder), look(folder)
             unfinished = found.get("data.unfinished")
             seen.add(str(unfinished.facts["progress"]) if unfinished else "none")
             if unfinished and not unfinished.command:
-                simulator.run(folder=str(folder), resume=True, salt=2)
+                simulator.run(folder=str(folder), salt=2)
                 assert read_simulation(folder) == 2, f"killed at {at}"
                 continue
             for finding in found.values():

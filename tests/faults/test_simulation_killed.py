@@ -1,4 +1,4 @@
-"""A simulation whose writer is killed, at any moment: nothing half is ever read, and resuming gives the same bytes."""
+"""A simulation whose writer is killed, at any moment: nothing half is read; written again, it has the same bytes."""
 
 import os
 import random
@@ -32,13 +32,11 @@ def frames(start, stop, shift):
     time, neuron, column = np.ogrid[start:stop, 0:NEURONS, 0:4]
     return (shift + 10 * time + 4 * neuron + column + 1).astype(np.float32)
 
-def write(folder, shift=0, again=True, step=700, **options):
+def write(folder, shift=0, step=700, **options):
     static = np.arange(NEURONS * 5).reshape(NEURONS, 5) + shift
     with SimulationWriter(folder, static, STEPS, **options) as writer:
-        found = writer.written
-        for start in range(0 if again else found, STEPS, step):
-            writer.append(frames(start, min(start + step, STEPS), shift), start=start)
-    return found
+        for start in range(0, STEPS, step):
+            writer.append(frames(start, min(start + step, STEPS), shift))
 
 serve(write)
 """
@@ -85,11 +83,11 @@ def check_readers(folder: Path, wholes: list[dict[str, bytes]]) -> None:
         with pytest.raises(SourceError) as caught:
             read(folder)
         if folder.exists() and (folder / ".writing").exists():
-            assert "a writer has not finished there. Run it again with resume=True" in str(caught.value), name
+            assert "a writer has not finished there. Run it again" in str(caught.value), name
 
 
 @pytest.mark.parametrize("before", ["nothing", "another simulation"])
-def test_killed_before_any_change_of_a_file_readers_refuse_and_resuming_is_exact(
+def test_killed_before_any_change_of_a_file_readers_refuse_and_writing_again_is_exact(
     before: str, killer: Killer, tmp_path: Path
 ) -> None:
     wholes = []
@@ -108,17 +106,13 @@ def test_killed_before_any_change_of_a_file_readers_refuse_and_resuming_is_exact
         assert killer.run(at=at, folder=str(folder), shift=1000, **options)["killed"] == signal.SIGKILL
         outcomes.add(next((number for number, whole in enumerate(wholes) if visible(folder) == whole), "none"))
         check_readers(folder, wholes)
-        # A writer that was killed before it left a trace has left the previous simulation: start over.
-        begun = visible(folder) != wholes[0] or (folder / ".writing" / "options.json").exists()
-        how = {"resume": True} if begun else options
-        found = killer.run(folder=str(folder), shift=1000, again=bool(at & 2), step=1300, **how)["value"]
-        assert found in (0, 2000, STEPS)
-        assert tree(folder) == wholes[1], f"resumed after a kill at {at}"
+        killer.run(folder=str(folder), shift=1000, step=1300, overwrite=True)
+        assert tree(folder) == wholes[1], f"written again after a kill at {at}"
     assert ticks > 60
     assert outcomes == {"none", 1, *([0] if options else [])}, "the moments cover the whole write"
 
 
-def test_killed_at_any_function_call_resuming_is_exact(killer: Killer, tmp_path: Path) -> None:
+def test_killed_at_any_function_call_writing_again_is_exact(killer: Killer, tmp_path: Path) -> None:
     ticks = killer.run(clock="events", folder=str(tmp_path / "whole"))["count"]
     whole = tree(tmp_path / "whole")
     moments = random.Random(0)
@@ -127,11 +121,11 @@ def test_killed_at_any_function_call_resuming_is_exact(killer: Killer, tmp_path:
         folder = tmp_path / f"{number}"
         assert killer.run(at=at, clock="events", folder=str(folder))["killed"] == signal.SIGKILL
         check_readers(folder, [whole])
-        killer.run(folder=str(folder), resume=True)
-        assert tree(folder) == whole, f"resumed after a kill at {at}"
+        killer.run(folder=str(folder), overwrite=True)
+        assert tree(folder) == whole, f"written again after a kill at {at}"
 
 
-def test_killed_by_kill_9_from_outside_resuming_is_exact(killer: Killer, tmp_path: Path) -> None:
+def test_killed_by_kill_9_from_outside_writing_again_is_exact(killer: Killer, tmp_path: Path) -> None:
     killer.run(folder=str(tmp_path / "whole"))
     script = SCRIPT.replace("serve(write)", f"write({str(tmp_path / 'sim')!r}, step=50)")
     script = script.replace("    with Sim", "    print('begun', flush=True)\n    with Sim")
@@ -139,12 +133,12 @@ def test_killed_by_kill_9_from_outside_resuming_is_exact(killer: Killer, tmp_pat
                                stdout=subprocess.PIPE)  # fmt: skip
     assert process.stdout is not None
     process.stdout.readline()
-    while not (tmp_path / "sim" / ".writing" / "timeseries.zarr" / "0.0.0").exists() and process.poll() is None:
+    while not (tmp_path / "sim" / ".writing" / "timeseries.zarr" / "c/0/0/0").exists() and process.poll() is None:
         pass
     process.kill()
     process.communicate()
     check_readers(tmp_path / "sim", [tree(tmp_path / "whole")])
-    killer.run(folder=str(tmp_path / "sim"), resume=True)
+    killer.run(folder=str(tmp_path / "sim"))
     assert tree(tmp_path / "sim") == tree(tmp_path / "whole")
 
 
@@ -156,17 +150,15 @@ def test_a_full_disk_is_a_write_error_and_publishes_nothing(killer: Killer, tmp_
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
     try:
-        writer.append(expected()[2000:])
-        with pytest.raises(WriteError, match=r"Could not write .*1\.0\.0.*File too large.* continue with resume=True"):
-            writer.close()
+        with pytest.raises(WriteError, match=r"Could not write to .*sim: .*File too large.* write it again"):
+            writer.append(expected()[2000:])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert tree(tmp_path) == before
+    assert {name: tree(tmp_path)[name] for name in before} == before
     with pytest.raises(WriteError, match="has failed"):
         writer.append(expected()[2000:])
     check_readers(tmp_path / "sim", [])
-    with SimulationWriter(tmp_path / "sim", static, STEPS, resume=True) as writer:
-        assert writer.written == 2000
-        writer.append(expected()[2000:], start=2000)
+    with SimulationWriter(tmp_path / "sim", static, STEPS) as writer:
+        writer.append(expected())
     killer.run(folder=str(tmp_path / "whole"))
     assert tree(tmp_path / "sim") == tree(tmp_path / "whole")

@@ -88,10 +88,12 @@ def _examine_staging(path: Path, holder: int | None) -> Iterator[Finding]:
         command = f"rm -- {place}" if path.is_symlink() else f"find {place} -type l -delete"
         yield Finding("data.unfinished", "problem", str(error), advice, command, where=str(path))
         return
-    size, progress = _measure(path), _find_progress(staging)
+    size, progress = _measure(path), staging.progress
     facts = {"progress": progress, "files": size.n_files, "bytes": size.n_bytes, "target": str(staging.target)}
     remove = f"rm -r -- {shlex.quote(str(path))}"
-    again = "run the same writer again with resume=True (`penstock convert` with --resume)"
+    is_simulation = staging.commit.name == _SERIES
+    how = "overwrite=True" if is_simulation else "resume=True (`penstock convert` with --resume)"
+    again = f"run the same writer again with {how}"
     if progress == "published":
         found = f"A writer of {staging.target} was stopped after it had published; {path} is not needed ({size})."
         yield Finding("data.unfinished", "warning", found, "Remove it.", remove, where=str(path), facts=facts)
@@ -105,7 +107,8 @@ def _examine_staging(path: Path, holder: int | None) -> Iterator[Finding]:
         level: Level = "problem" if is_alone else "warning"
         rest = "nothing has been published" if is_alone else "the previous version is still there"
         found = f"A writer of {staging.target} has not finished, and nobody is writing now; {rest}: {path} ({size})."
-        advice = f"To continue, {again}. To discard what it has written, remove the folder."
+        advice = f"To {'start over' if is_simulation else 'continue'}, {again}. To discard what it has written, "
+        advice += "remove the folder."
         yield Finding("data.unfinished", level, found, advice, remove, where=str(path), facts=facts)
 
 
@@ -116,12 +119,6 @@ def _find_staging(path: Path) -> Staging:
     series = path.with_name(_SERIES)
     is_simulation = os.path.lexists(series) or (path / _SERIES).exists()
     return Staging(path, series, _SERIES) if is_simulation else stage(path.parent)
-
-
-def _find_progress(staging: Staging) -> str:
-    """Return how far a write came; the metadata of a simulation are written when it is complete."""
-    is_complete = staging.commit.name == _SERIES and (staging.commit / ".zarray").exists()
-    return "publishing" if is_complete else staging.progress
 
 
 def _make_rest_finding(path: Path) -> Finding:

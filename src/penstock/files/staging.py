@@ -22,6 +22,7 @@ from penstock.files.durable import ASIDE_SUFFIXES, remove_asides, sync, write_as
 from penstock.files.regular import read_regular
 
 __all__ = [
+    "STARTS_OVER",
     "UNFINISHED",
     "WRITING",
     "Staging",
@@ -38,6 +39,9 @@ UNFINISHED = (
     "a writer has not finished there. Run it again with resume=True to continue, or with resume=False to start over."
 )
 """What to do about an unfinished write."""
+
+STARTS_OVER = "a writer has not finished there. Run it again: it starts over."
+"""The options of a writer that cannot resume, and what to do about it."""
 
 _OPTIONS, _FINISHED = "options.json", "finished.json"
 _SYNCS = 8  # concurrent syncs: a journal commits them together, and waiting for a disk takes no CPU
@@ -193,7 +197,13 @@ def refuse_links(*paths: Path) -> None:
 
 def describe_unfinished(folder: Path) -> str:
     """Return what to do about an unfinished write in `folder`; empty if there is none."""
-    return UNFINISHED if (folder / WRITING).is_dir() else ""
+    staging = folder / WRITING
+    if not staging.is_dir():
+        return ""
+    with suppress(OSError):
+        if read_regular(staging / _OPTIONS) == STARTS_OVER.encode():
+            return STARTS_OVER
+    return UNFINISHED
 
 
 def is_half_published(folder: Path) -> bool:

@@ -126,9 +126,9 @@ def _kill_a_simulation_writer(rng: random.Random, folder: Path, number: int) -> 
     stride = rng.randint(500, 3000)
 
     def run(place: Path) -> None:
-        with SimulationWriter(place, about, n_steps, resume=True) as writer:
-            for start in range(writer.written, n_steps, stride):
-                writer.append(steps[start : start + stride], start=start)
+        with SimulationWriter(place, about, n_steps, overwrite=True) as writer:
+            for start in range(0, n_steps, stride):
+                writer.append(steps[start : start + stride])
 
     def read(place: Path) -> Any:
         try:

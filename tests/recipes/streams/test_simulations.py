@@ -11,7 +11,7 @@ import pytest
 from penstock_remote import Endpoint
 from penstock_test_parts import own_threads
 
-from penstock import DamageError, OptionError, ResumeError, SourceError, Span, WriteError
+from penstock import DamageError, OptionError, SourceError, Span, WriteError
 from penstock.recipes.streams import (
     DataSplit,
     FlyVisSim,
@@ -52,14 +52,19 @@ def simulation(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # -- the layout --------------------------------------------------------------------------------------------------------
 
 
-def test_the_files_have_the_documented_shapes_chunks_and_compression(simulation: Path) -> None:
-    series = json.loads((simulation / "timeseries.zarr" / ".zarray").read_text())
-    assert (series["zarr_format"], series["shape"]) == (2, [TIME, NEURONS, 4])
-    assert (series["chunks"], series["dtype"]) == ([2000, NEURONS, 1], "<f4")
-    compressor = series["compressor"]
-    assert [compressor[key] for key in ("id", "cname", "clevel", "shuffle")] == ["blosc", "zstd", 3, 2]
-    static = json.loads((simulation / "metadata.zarr" / ".zarray").read_text())
-    assert static["shape"] == static["chunks"] == [NEURONS, 5]
+def test_the_files_have_the_documented_shapes_chunks_and_compression(simulation: Path, tmp_path: Path) -> None:
+    series = json.loads((simulation / "timeseries.zarr" / "zarr.json").read_text())
+    assert (series["zarr_format"], series["shape"], series["data_type"]) == (3, [TIME, NEURONS, 4], "float32")
+    assert series["chunk_grid"]["configuration"]["chunk_shape"] == [2000, NEURONS, 1]
+    assert [codec["name"] for codec in series["codecs"]] == ["bytes", "blosc", "crc32c"]
+    compression = series["codecs"][1]["configuration"]
+    assert [compression[key] for key in ("cname", "clevel", "shuffle")] == ["zstd", 3, "bitshuffle"]
+    with SimulationWriter(tmp_path / "sim", metadata(), TIME, zarr_format=2) as writer:
+        writer.append(frames(0, TIME))
+    old = json.loads((tmp_path / "sim" / "timeseries.zarr" / ".zarray").read_text())
+    assert (old["zarr_format"], old["shape"], old["chunks"]) == (2, [TIME, NEURONS, 4], [2000, NEURONS, 1])
+    assert [old["compressor"][key] for key in ("id", "cname", "clevel", "shuffle")] == ["blosc", "zstd", 3, 2]
+    assert np.array_equal(load_column_slice(tmp_path / "sim", 3, 0, TIME), frames(0, TIME)[..., 0])
 
 
 def test_a_simulation_at_a_url_is_read_as_on_this_machine(simulation: Path, s3: Endpoint) -> None:
@@ -104,7 +109,7 @@ def test_a_writer_says_what_does_not_fit(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="At most total_timesteps=10 steps can be appended, got 11"):
         writer.append(np.zeros((5, 3, 4)))
     with pytest.raises(
-        OptionError, match=r"total_timesteps=10 steps must be appended before close\(\), got 6\. Nothing"
+        OptionError, match=r"total_timesteps=10 steps must be appended before close\(\), got 6\. Nothing is published"
     ):
         writer.close()
 
@@ -114,58 +119,33 @@ def test_a_block_that_fails_is_not_told_that_steps_are_missing(tmp_path: Path) -
         raise KeyError("mine")
 
 
-# -- resuming ----------------------------------------------------------------------------------------------------------
+# -- replacing ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_writer_that_resumes_says_from_which_step_on(tmp_path: Path, simulation: Path) -> None:
-    writer = SimulationWriter(tmp_path / "sim", metadata(), TIME)
-    for start in range(0, 3500, 500):
-        writer.append(frames(start, start + 500))
-    with pytest.raises(KeyError), writer:
-        raise KeyError
-    with pytest.raises(WriteError, match=r"this writer of .*sim was closed before it was complete"):
-        writer.append(frames(3500, 4000))
-    with SimulationWriter(tmp_path / "sim", metadata(), TIME, resume=True) as writer:
-        assert writer.written == 2000, "steps that filled no chunk must be given again"
-        with pytest.raises(OptionError, match=r"2000 of 4500 steps are stored\. .* start=2000 to continue, or start=0"):
-            writer.append(frames(2000, 2500))
-        with pytest.raises(OptionError, match="start must be <= 2000, the number of steps that are stored, got 2001"):
-            writer.append(frames(2001, 2500), start=2001)
-        writer.append(frames(2000, 2500), start=2000)
-        with pytest.raises(OptionError, match=r"start must be 2500, the step after the last one .*, got 2000"):
-            writer.append(frames(2000, 2500), start=2000)
-        writer.append(frames(2500, TIME))
-    assert _contents(tmp_path / "sim") == _contents(simulation)
-
-
-def test_steps_that_are_stored_are_skipped_if_all_are_given_again(tmp_path: Path, simulation: Path) -> None:
+def test_one_writer_at_a_time_and_what_it_left_is_written_again(tmp_path: Path, simulation: Path) -> None:
     writer = SimulationWriter(tmp_path / "sim", metadata(), TIME)
     writer.append(frames(0, 4100))
     with pytest.raises(WriteError, match="Another writer is at work"):
-        SimulationWriter(tmp_path / "sim", metadata(), TIME, resume=True)
+        SimulationWriter(tmp_path / "sim", metadata(), TIME)
+    with pytest.raises(KeyError), writer:
+        raise KeyError
+    with pytest.raises(WriteError, match=r"this writer of .*sim was closed before it was complete"):
+        writer.append(frames(4100, TIME))
+    with pytest.raises(SourceError, match=r"a writer has not finished there\. Run it again: it starts over"):
+        load_metadata(tmp_path / "sim")
+    writer = SimulationWriter(tmp_path / "sim", metadata(), TIME)
     del writer  # without an end, as if its process had died
     gc.collect()
-    for _ in range(2):  # the second time, it is complete
-        with SimulationWriter(tmp_path / "sim", metadata(), TIME, resume=True) as writer:
-            for start in range(0, TIME, 900):
-                writer.append(frames(start, start + 900), start=start)
-    assert writer.written == TIME
+    with SimulationWriter(tmp_path / "sim", metadata(), TIME) as writer:
+        writer.append(frames(0, TIME))
     writer.close()
     assert _contents(tmp_path / "sim") == _contents(simulation)
 
 
-def test_resuming_another_simulation_is_refused(tmp_path: Path) -> None:
-    for complete in (False, True):
-        with pytest.raises(ResumeError, match=r"metadata (and|or) .*total_timesteps"):
-            SimulationWriter(_begun(tmp_path / f"{complete}", complete), metadata(), TIME + 1, resume=True)
-        with pytest.raises(ResumeError, match=r"metadata (and|or) .*total_timesteps"):
-            SimulationWriter(tmp_path / f"{complete}", metadata() + 1, TIME, resume=True)
-    with pytest.raises(OptionError, match="At most one of resume and overwrite"):
-        SimulationWriter(tmp_path / "False", metadata(), TIME, resume=True, overwrite=True)
-
-
 def test_a_simulation_is_replaced_only_on_request_and_when_the_next_one_is_complete(tmp_path: Path) -> None:
-    folder = _begun(tmp_path / "sim", complete=True)
+    folder = tmp_path / "sim"
+    with SimulationWriter(folder, metadata(), TIME) as writer:
+        writer.append(frames(0, TIME))
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(WriteError, match=r"sim holds a simulation already\. Replace it with overwrite=True"):
         SimulationWriter(folder, metadata(), TIME)
@@ -175,14 +155,6 @@ def test_a_simulation_is_replaced_only_on_request_and_when_the_next_one_is_compl
     assert np.array_equal(load_column_slice(folder, 3, 0, 5), frames(7, 12)[..., 0])
     assert np.array_equal(load_metadata(folder), metadata() + 1)
     assert sorted(path.name for path in folder.iterdir()) == ["metadata.zarr", "notes.txt", "timeseries.zarr"]
-
-
-def _begun(folder: Path, complete: bool) -> Path:
-    writer = SimulationWriter(folder, metadata(), TIME)
-    writer.append(frames(0, TIME))
-    if complete:
-        writer.close()
-    return folder
 
 
 def _contents(folder: Path) -> dict[str, bytes]:
@@ -273,8 +245,10 @@ def test_what_is_decoded_for_what_is_given_can_be_asked(simulation: Path) -> Non
 def test_a_chunk_that_is_damaged_is_named(tmp_path: Path) -> None:
     with SimulationWriter(tmp_path / "sim", metadata(), TIME) as writer:
         writer.append(frames(0, TIME))
-    (chunk,) = (tmp_path / "sim" / "timeseries.zarr").rglob("*1.0.0")
-    chunk.write_bytes(chunk.read_bytes()[:-7])
+    chunk = tmp_path / "sim" / "timeseries.zarr" / "c" / "1" / "0" / "0"
+    content = bytearray(chunk.read_bytes())
+    content[-40] ^= 1  # blosc alone would not notice
+    chunk.write_bytes(content)
     load_fn = create_zarr_loader(tmp_path / "sim", 3, 4, 2)
     assert np.array_equal(load_fn(0, 2000)[0], frames(0, 2000)[..., 0])
     with pytest.raises(DamageError, match=r"chunk \(1, 0, 0\) of .*timeseries\.zarr"):

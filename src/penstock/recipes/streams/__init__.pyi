@@ -10,8 +10,8 @@ from penstock.recipes.streams.sampling import sample_batch_within_chunk as sampl
 from penstock.recipes.streams.simulations import DataSplit as DataSplit
 from penstock.recipes.streams.simulations import FlyVisSim as FlyVisSim
 from penstock.recipes.streams.simulations import NeuronData as NeuronData
+from penstock.recipes.streams.simulations import SimulationWriter as SimulationWriter
 from penstock.recipes.streams.simulations import create_zarr_loader as create_zarr_loader
 from penstock.recipes.streams.simulations import load_column_slice as load_column_slice
 from penstock.recipes.streams.simulations import load_metadata as load_metadata
 from penstock.recipes.streams.stream import Chunk as Chunk
-from penstock.recipes.streams.write_simulation import SimulationWriter as SimulationWriter

@@ -2,41 +2,47 @@
 
 DIR/metadata.zarr     (neurons, 5) float32: static columns
 DIR/timeseries.zarr   (time, neurons, 4) float32: dynamic columns, in chunks of 2000 × neurons × 1
+DIR/.writing          the same of a simulation that is being written; it appears at once, by the rename of the second
 """
 
 import os
+import weakref
 from dataclasses import dataclass
 from enum import IntEnum
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.checks import check_integer
-from penstock.core.errors import OptionError, SourceError
+from penstock.core.checks import check_choice, check_integer
+from penstock.core.errors import MissingDependency, OptionError, SourceError, WriteError
+from penstock.core.text import cause
 from penstock.core.types import Span
-from penstock.files.staging import describe_unfinished
+from penstock.files.kinds import local_path
+from penstock.files.locks import FolderLock
+from penstock.files.staging import STARTS_OVER, WRITING, Staging, describe_unfinished
 from penstock.files.stores.url import Url, is_url
 from penstock.recipes.streams.rows import SourceFunction
 from penstock.source.stored.folders import RemoteArguments
 from penstock.source.stored.source import ZarrSource
 
 __all__ = [
-    "DYNAMIC",
-    "SERIES",
-    "STATIC",
-    "STATIC_FILE",
     "DataSplit",
     "FlyVisSim",
     "NeuronData",
+    "SimulationWriter",
     "create_zarr_loader",
     "load_column_slice",
     "load_metadata",
 ]
 
 _Path = str | os.PathLike[str]
-SERIES, STATIC_FILE = "timeseries.zarr", "metadata.zarr"
+_SERIES, _STATIC_FILE = "timeseries.zarr", "metadata.zarr"
+_CHUNK_STEPS = 2000
+_COMPLETE = "is complete"
+_MAX_NEURONS = ((1 << 31) - 17) // (4 * _CHUNK_STEPS)  # of a chunk that blosc accepts
 
 
 class FlyVisSim(IntEnum):
@@ -53,8 +59,167 @@ class FlyVisSim(IntEnum):
     FLUORESCENCE = 8
 
 
-DYNAMIC = (FlyVisSim.VOLTAGE, FlyVisSim.STIMULUS, FlyVisSim.CALCIUM, FlyVisSim.FLUORESCENCE)
-STATIC = (FlyVisSim.INDEX, FlyVisSim.XPOS, FlyVisSim.YPOS, FlyVisSim.GROUP_TYPE, FlyVisSim.TYPE)
+_DYNAMIC = (FlyVisSim.VOLTAGE, FlyVisSim.STIMULUS, FlyVisSim.CALCIUM, FlyVisSim.FLUORESCENCE)
+_STATIC = (FlyVisSim.INDEX, FlyVisSim.XPOS, FlyVisSim.YPOS, FlyVisSim.GROUP_TYPE, FlyVisSim.TYPE)
+
+
+class SimulationWriter:
+    """Writes a simulation, one time range after the other.
+
+    It is written to `.writing` in its folder. `close`, or the end of a `with` block, moves it into place once all steps
+    are there; readers refuse it until then. Damage of its chunks is found when they are read, by their checksums.
+
+    1. The process is killed at any moment: there is no simulation, the previous one, or the new one. Write it again.
+    2. The disk is full: WriteError, and nothing is published.
+    3. An exception ends the `with` block: as 1.
+    4. A second writer on the same folder: WriteError while the first one is open.
+    5. A simulation in the folder: WriteError, unless `overwrite`; it stays until the new one is complete.
+
+    Parameters
+    ----------
+    path
+        The folder, which is created.
+    metadata
+        (neurons, 5): index, x, y, group and type.
+    total_timesteps
+        Time steps to write in total.
+    overwrite
+        Replace the simulation in the folder when this one is complete.
+    zarr_format
+        3; or 2, for programs that read nothing newer: its chunks have no checksums.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> writer = SimulationWriter(tempfile.mkdtemp() + "/sim", np.zeros((3, 5)), total_timesteps=4)
+    >>> writer.append(np.ones((4, 3, 4)))
+    >>> writer.close()
+    """
+
+    def __init__(
+        self,
+        path: _Path,
+        metadata: NDArray[Any],
+        total_timesteps: int,
+        *,
+        overwrite: bool = False,
+        zarr_format: Literal[2, 3] = 3,
+    ) -> None:
+        static, n_columns = np.asarray(metadata, np.float32), len(_STATIC)
+        if static.ndim != 2 or static.shape[1] != n_columns or not 1 <= len(static) <= _MAX_NEURONS:
+            raise OptionError(
+                f"metadata must have shape (neurons, {n_columns}), of 1 to {_MAX_NEURONS} neurons, got {static.shape}."
+            )
+        self._total = check_integer("total_timesteps", total_timesteps, at_least=1)
+        self._shape = (len(static), len(_DYNAMIC))
+        check_choice("zarr_format", zarr_format, (2, 3))
+        self.folder = local_path(path)
+        self._staging = Staging(self.folder / WRITING, self.folder / _SERIES, _SERIES)
+        self._waiting = np.empty((0, *self._shape), np.float32)
+        self._stored, self._ended = 0, ""
+        self._lock = FolderLock(self.folder)
+        weakref.finalize(self, self._lock.release)
+        try:
+            self._begin(overwrite=overwrite)
+            _create_array(self._staging.folder / _STATIC_FILE, static.shape, static.shape, zarr_format)[:] = static
+            shape, chunks = (self._total, *self._shape), (_CHUNK_STEPS, len(static), 1)
+            self._series = _create_array(self._staging.commit, shape, chunks, zarr_format)
+        except BaseException as error:
+            self._lock.release()
+            if isinstance(error, OSError):
+                raise WriteError(f"Could not write to {self.folder}: {cause(error)}.") from error
+            raise
+
+    def append(self, frames: NDArray[Any]) -> None:
+        """Append time steps: (time, neurons, 4), of voltage, stimulus, calcium and fluorescence."""
+        if self._ended:
+            raise WriteError(f"Could not append: this writer of {self.folder} {self._ended}. Create another one.")
+        given = np.asarray(frames, np.float32)
+        if given.ndim != 3 or given.shape[1:] != self._shape:
+            raise OptionError(f"frames must have shape (time, {self._shape[0]}, {self._shape[1]}), got {given.shape}.")
+        end = self._stored + len(self._waiting) + len(given)
+        if end > self._total:
+            raise OptionError(f"At most total_timesteps={self._total} steps can be appended, got {end}.")
+        waiting = np.concatenate([self._waiting, given])
+        whole = len(waiting) - len(waiting) % _CHUNK_STEPS if end < self._total else len(waiting)
+        if whole:
+            try:
+                self._series[self._stored : self._stored + whole] = waiting[:whole]
+            except OSError as error:
+                raise self._fail(error) from error
+        self._stored, self._waiting = self._stored + whole, waiting[whole:].copy()
+
+    def close(self) -> None:
+        """Publish the simulation; raise OptionError if steps are missing. Idempotent."""
+        if self._ended == _COMPLETE:
+            return
+        if self._ended:
+            raise WriteError(f"Could not publish: this writer of {self.folder} {self._ended}. Create another one.")
+        if self._stored < self._total:
+            raise OptionError(
+                f"total_timesteps={self._total} steps must be appended before close(), got "
+                f"{self._stored + len(self._waiting)}. Nothing is published; append the rest."
+            )
+        try:
+            self._staging.prepare([*self._staging.folder.rglob("*"), self._staging.folder])
+            self._staging.publish([_STATIC_FILE])
+        except OSError as error:
+            raise self._fail(error) from error
+        self._end(_COMPLETE)
+
+    def __enter__(self) -> "SimulationWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.close()
+        finally:
+            if not self._ended:
+                self._end("was closed before it was complete")
+
+    def _begin(self, *, overwrite: bool) -> None:
+        staging = self._staging
+        staging.clean_up()
+        if staging.progress == "publishing":  # killed between renames: the simulation is complete
+            staging.publish([_STATIC_FILE])
+        if os.path.lexists(staging.target) and not overwrite:
+            raise WriteError(
+                f"{self.folder} holds a simulation already. Replace it with overwrite=True, or use another folder."
+            )
+        staging.clear()
+        staging.begin(STARTS_OVER)
+
+    def _end(self, why: str) -> None:
+        self._ended, self._waiting = why, self._waiting[:0]
+        self._lock.release()
+
+    def _fail(self, error: OSError) -> WriteError:
+        """End this writer, and return the error to raise."""
+        self._end("has failed")
+        return WriteError(f"Could not write to {self.folder}: {cause(error)}. Fix the cause, and write it again.")
+
+
+def _create_array(path: Path, shape: tuple[int, ...], chunks: tuple[int, ...], zarr_format: int) -> Any:
+    try:
+        zarr: Any = import_module("zarr")
+        codecs: Any = import_module("zarr.codecs")
+        numcodecs: Any = import_module("numcodecs")
+    except ImportError as error:
+        raise MissingDependency("zarr", "zarr", "Writing a simulation") from error
+    compressors: Any = numcodecs.Blosc("zstd", 3, numcodecs.Blosc.BITSHUFFLE)
+    if zarr_format == 3:
+        compressors = [codecs.BloscCodec(cname="zstd", clevel=3, shuffle="bitshuffle"), codecs.Crc32cCodec()]
+    return zarr.create_array(
+        path,
+        shape=shape,
+        chunks=chunks,
+        dtype="<f4",
+        compressors=compressors,
+        fill_value=0.0,
+        zarr_format=zarr_format,
+        config={"write_empty_chunks": True},  # a chunk that is missing is lost, never zero
+    )
 
 
 def load_column_slice(
@@ -78,7 +243,7 @@ def load_column_slice(
     remote
         `store`, `cache` and `cache_bytes` of a URL, as in `ZarrSource`.
     """
-    fields = {"data": (SERIES, _neurons("neuron_limit", neuron_limit), _column(column))}
+    fields = {"data": (_SERIES, _neurons("neuron_limit", neuron_limit), _column(column))}
     source = _open_series(_folder(path), fields, ("neuron_limit", neuron_limit), **remote)
     try:
         if not 0 <= time_start <= time_end <= len(source.index):
@@ -94,7 +259,7 @@ def load_column_slice(
 
 def load_metadata(path: _Path, **remote: Unpack[RemoteArguments]) -> NDArray[np.float32]:
     """Return the static columns, (neurons, 5): index, x, y, group and type; `remote` as in `load_column_slice`."""
-    source = ZarrSource(_folder(path), {"data": STATIC_FILE}, **remote)
+    source = ZarrSource(_folder(path), {"data": _STATIC_FILE}, **remote)
     try:
         found: NDArray[np.float32] = np.asarray(source.read(Span(0, len(source.index)))["data"])
         return found
@@ -126,8 +291,8 @@ def create_zarr_loader(
     """
     folder = _folder(data_path)
     data, stim = (
-        (SERIES, slice(None), _column(column_idx)),
-        (SERIES, _neurons("num_stim_dims", num_stim_dims), _column(stim_column_idx)),
+        (_SERIES, slice(None), _column(column_idx)),
+        (_SERIES, _neurons("num_stim_dims", num_stim_dims), _column(stim_column_idx)),
     )
     limit = ("num_stim_dims", num_stim_dims)
     return SourceFunction(_open_series(folder, {"data": data, "stim": stim}, limit, **remote))
@@ -138,19 +303,19 @@ def _folder(path: _Path) -> str | Path:
         return str(Url(os.fspath(path))).removesuffix(".npy").removesuffix(".zarr")
     folder = Path(path)
     folder = folder.with_suffix("") if folder.suffix in (".npy", ".zarr") else folder
-    if not (folder / SERIES).exists():
+    if not (folder / _SERIES).exists():
         raise SourceError(
             f"No simulation in {folder}: "
-            f"{describe_unfinished(folder) or f'{SERIES} is missing. Pass the folder of a simulation.'}"
+            f"{describe_unfinished(folder) or f'{_SERIES} is missing. Pass the folder of a simulation.'}"
         )
     return folder
 
 
 def _column(column: int) -> int:
     try:
-        return DYNAMIC.index(FlyVisSim(column))
+        return _DYNAMIC.index(FlyVisSim(column))
     except ValueError as error:
-        names = ", ".join(f"{entry.name} ({entry.value})" for entry in DYNAMIC)
+        names = ", ".join(f"{entry.name} ({entry.value})" for entry in _DYNAMIC)
         raise OptionError(
             f"column must be one of {names}, got {column!r}. For static columns, use load_metadata()."
         ) from error
@@ -170,7 +335,7 @@ def _open_series(
     try:
         return ZarrSource(folder, fields, **remote)
     except OptionError as error:
-        (neurons,) = ZarrSource(folder, {"data": (SERIES, slice(None), 0)}, **remote).fields["data"].shape or (0,)
+        (neurons,) = ZarrSource(folder, {"data": (_SERIES, slice(None), 0)}, **remote).fields["data"].shape or (0,)
         if limit[1] is None or limit[1] <= neurons:
             raise
         raise OptionError(f"{limit[0]} must be <= {neurons}, the neurons of {folder}, got {limit[1]}.") from error
@@ -192,7 +357,7 @@ class NeuronData:
     @classmethod
     def from_metadata(cls, metadata: NDArray[Any]) -> "NeuronData":
         """Return the neurons of the array from `load_metadata`."""
-        columns = {column: metadata[:, place] for place, column in enumerate(STATIC)}
+        columns = {column: metadata[:, place] for place, column in enumerate(_STATIC)}
         types = columns[FlyVisSim.TYPE].astype(np.uint8)
         present = np.unique(types)
         if not np.array_equal(present, np.arange(len(present))):
