@@ -56,7 +56,6 @@ def run(folder: Path, out: Path, repeats: int) -> None:
     jobs: dict[str, tuple[Callable[..., float], tuple[Any, ...]]] = {
         "rows, 1 worker": (convert_rows, (rows, target, 1)),
         "rows, 2 workers": (convert_rows, (rows, target, 2)),
-        "rows, 1 worker, shuffled": (convert_rows, (rows, target, 1, True)),
         "windows of NWB, 1 worker": (convert_recording, (recording, target, 1)),
         "windows of NWB, 2 workers": (convert_recording, (recording, target, 2)),
     }
@@ -91,10 +90,9 @@ def copy_raw(rows: Path, target: Path) -> float:
     return ROWS / seconds
 
 
-def convert_rows(rows: Path, target: Path, workers: int, shuffled: bool = False) -> float:
+def convert_rows(rows: Path, target: Path, workers: int) -> float:
     """Convert a `.npy` file, row by row."""
-    seed = 1 if shuffled else None
-    options = ps.convert.ConvertOptions(ps.shard.WriteOptions(SHARD), shuffle_seed=seed)
+    options = ps.convert.ConvertOptions(ps.shard.WriteOptions(SHARD))
     began = time.perf_counter()
     ps.convert_to_shards(rows, target, options=options, workers=workers, show_progress=False)
     seconds = time.perf_counter() - began

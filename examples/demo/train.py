@@ -87,7 +87,7 @@ def train(settings: Settings) -> dict[str, Any]:
     warm.save(settings.path("warm"))
     before_bytes = peak_bytes = _private_bytes()
     source, plan = settings.open()
-    spikes, movement = (_read_moments(source, name) for name in FIELDS)
+    spikes, movement = (Moments.over(source, field=name) for name in FIELDS)
     # Threads, so that all memory belongs to this process and can be measured.
     options = RunOptions("threads", memory_bytes=settings.memory_bytes)
     with (
@@ -161,11 +161,6 @@ def _read(source: TarSource, settings: Settings) -> list[dict[str, Any]]:
             items = [xxhash.xxh3_64_hexdigest(b"".join(row.tobytes() for row in fields)) for fields in rows]
             found.append({"shapes": [list(array.shape) for array in arrays], "items": items})
     return found
-
-
-def _read_moments(source: TarSource, field: str) -> Moments:
-    """Return mean and standard deviation of a field over the training split, as stored by the conversion."""
-    return Moments.from_json(source.manifest.metadata["statistics"]["fields"][field])
 
 
 def _standardize(values: torch.Tensor, moments: Moments) -> torch.Tensor:

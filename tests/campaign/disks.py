@@ -184,7 +184,7 @@ def _fill_at_the_index(rng: random.Random, folder: Path, number: int) -> int:
 
 def _fill_at_a_conversion(rng: random.Random, folder: Path, number: int) -> int:
     inputs = tapes(folder / "in", [rng.randint(3, 9) for _ in range(3)])
-    options = ConvertOptions(WriteOptions(4), shuffle_seed=rng.choice((None, 1)), statistics=rng.random() < 0.5)
+    options = ConvertOptions(WriteOptions(4))
     workers = rng.choice((1, 2))
 
     def run(place: Path) -> None:

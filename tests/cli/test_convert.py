@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from penstock import OptionError, TarSource, convert_to_shards
 from penstock.cli import app
 from penstock.convert import ConvertOptions, LocalEngine
-from penstock.recipes.webdataset import NWBToWebDatasetConverter, ShardedDatasetInfo
+from penstock.recipes.webdataset import NWBToWebDatasetConverter
 
 
 @pytest.fixture
@@ -119,19 +119,6 @@ def test_invalid_options_are_refused_with_2_and_leave_nothing(rows: Path, argume
     assert done.exit_code == 2, done.output
     assert words in done.output
     assert not (rows / "out").exists()
-
-
-def test_statistics_and_a_split_end_up_in_the_manifest(rows: Path) -> None:
-    done = run("rows*.npy", "-o", "out", "--split", "train=0.6,val=0.4", "--stats", "--shuffle-seed", "3")
-    assert done.exit_code == 0, done.output
-    train = np.array(values(rows / "out" / "train"))
-    for part in ("train", "val"):
-        found = ShardedDatasetInfo(rows / "out" / part).manifest.metadata["statistics"]
-        assert found["of"] == "train"
-        assert found["fields"]["data"]["mean"] == pytest.approx([train.mean()])
-    assert sorted([*train, *values(rows / "out" / "val")]) == [
-        100.0 * file + row for file in range(3) for row in range(20)
-    ]
 
 
 SLOW = """

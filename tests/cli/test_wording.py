@@ -70,7 +70,6 @@ def test_names_of_metadata_are_no_options_and_those_without_a_value_are_not_list
         ("rows.npy --split a", "--split must be NAME=FRACTION pairs, such as train=0.8,val=0.1,test=0.1, got 'a'."),
         ("rows.npy --split a=0.5,b=0.5", "Use fewer splits, or --group-by time."),
         ("rows.npy --split a=0.5,b=0.5 --group-by subject", "Use --group-by file or --group-by time."),
-        ("rows.npy --shuffle-seed -1", "--shuffle-seed must be an integer >= 0, got -1."),
         ("rows.npy --resume --overwrite", "At most one of --resume and --overwrite must be set"),
         ("two.npz", "Name the arrays that belong together, such as --fields lfp."),
         ("two.npz --fields ,", "--fields must be one or more names, such as lfp,spikes, got ','."),

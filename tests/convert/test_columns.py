@@ -117,14 +117,9 @@ def test_columns_of_names_and_tables_are_written_with_the_items_of_every_input(
     assert about["split"]["group_by"] == "speaker"
 
 
-@pytest.mark.parametrize("shuffle_seed", [None, 3])
-def test_the_bytes_are_the_same_for_any_number_of_workers(
-    files: list[Input], tmp_path: Path, shuffle_seed: Any
-) -> None:
+def test_the_bytes_are_the_same_for_any_number_of_workers(files: list[Input], tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("file,age\n" + "".join(f"{f.path.name},{n}\n" for n, f in enumerate(files)))
-    options = ConvertOptions(
-        WriteOptions(4), shuffle_seed=shuffle_seed, columns=Columns(PATTERN, tmp_path / "t.csv", label="age")
-    )
+    options = ConvertOptions(WriteOptions(4), columns=Columns(PATTERN, tmp_path / "t.csv", label="age"))
     for workers in (1, 2):
         convert(files, tmp_path / str(workers), options, engine=LocalEngine(workers))
     assert tree(tmp_path / "1") == tree(tmp_path / "2")
@@ -295,12 +290,9 @@ def ids(folder: Path) -> list[tuple[str, float]]:
     return [(item["sample_id"], item["value"]) for item in items(folder)]
 
 
-@pytest.mark.parametrize("shuffle_seed", [None, 1])
-def test_ids_of_a_function_are_those_of_the_items_also_after_further_conversions(
-    tmp_path: Path, shuffle_seed: int | None
-) -> None:
+def test_ids_of_a_function_are_those_of_the_items_also_after_further_conversions(tmp_path: Path) -> None:
     (tmp_path / "0.txt").touch()
-    options = ConvertOptions(WriteOptions(4), shuffle_seed=shuffle_seed)
+    options = ConvertOptions(WriteOptions(4))
     convert([FunctionInput(tmp_path / "0.txt", yield_trials)], tmp_path / "1", options)
     convert([ShardsInput(tmp_path / "1")], tmp_path / "2", options)
     for folder in (tmp_path / "1", tmp_path / "2"):

@@ -29,12 +29,11 @@ from penstock.shard.verify import verify_shards
 SIZES, NAMES = (7, 5, 9, 4), ("anna_1", "bert_1", "anna_2", "carl_1")
 HALVES = (("train", 0.5), ("val", 0.5))
 CASES: dict[str, ConvertOptions] = {
-    "plain": ConvertOptions(WriteOptions(4), statistics=True),
+    "plain": ConvertOptions(WriteOptions(4)),
     "compressed": ConvertOptions(WriteOptions(4, compression="gz")),
-    "shuffled": ConvertOptions(WriteOptions(4), shuffle_seed=3, statistics=True),
-    "by file": ConvertOptions(WriteOptions(4), Split(HALVES), statistics=True),
-    "by subject": ConvertOptions(WriteOptions(4), Split(HALVES, "subject"), shuffle_seed=1),
-    "by time": ConvertOptions(WriteOptions(4), Split(HALVES, "time"), statistics=True),
+    "by file": ConvertOptions(WriteOptions(4), Split(HALVES)),
+    "by subject": ConvertOptions(WriteOptions(4), Split(HALVES, "subject")),
+    "by time": ConvertOptions(WriteOptions(4), Split(HALVES, "time")),
 }
 
 
@@ -96,20 +95,8 @@ def test_stretches_of_time_share_no_row(tmp_path: Path) -> None:
     assert seen["train"] == {("tape_0.npy", row) for row in range(28)} | {("tape_1.npy", row) for row in range(16)}
 
 
-def test_shuffled_samples_are_a_permutation_across_inputs_that_the_seed_decides(
-    inputs: list[Taped], tmp_path: Path
-) -> None:
-    found = {}
-    for seed in (3, 4):
-        convert(inputs, tmp_path / f"out{seed}", replace(CASES["shuffled"], shuffle_seed=seed))
-        found[seed] = read(tmp_path / f"out{seed}")
-        assert sorted(found[seed]) == sorted(rows(inputs))
-        assert [file for file, _, _ in found[seed]] != sorted(file for file, _, _ in found[seed])
-    assert found[3] != found[4]
-
-
-def test_shuffling_keeps_the_metadata_of_each_item_and_renumbers_it(inputs: list[Taped], tmp_path: Path) -> None:
-    convert(inputs, tmp_path / "out", CASES["shuffled"])
+def test_items_are_numbered_in_the_order_in_which_they_are_written(inputs: list[Taped], tmp_path: Path) -> None:
+    convert(inputs, tmp_path / "out", CASES["plain"])
     source = TarSource(tmp_path / "out")
     about = source.take(np.arange(25))["metadata"]
     source.close()
@@ -117,38 +104,9 @@ def test_shuffling_keeps_the_metadata_of_each_item_and_renumbers_it(inputs: list
     assert [(entry["shard_idx"], entry["sample_idx_in_shard"]) for entry in about] == [divmod(n, 4) for n in range(25)]
 
 
-@pytest.mark.parametrize("shuffle_seed", [None, 5])
-@pytest.mark.parametrize("workers", [1, 2])
-def test_statistics_are_those_of_the_training_split_without_nans(
-    workers: int, shuffle_seed: int | None, tmp_path: Path
-) -> None:
-    given = tapes(tmp_path / "in", (12, 12, 12), sequence_length=3)
-    for number, entry in enumerate(given):
-        values = np.load(entry.path) + 1e6 * number
-        values[2, 0], values[5:, 2] = np.nan, np.nan
-        values[:, 1] = 7
-        np.save(entry.path, values)
-    split = Split((("val", 0.3), ("train", 0.7)))
-    options = ConvertOptions(WriteOptions(3), split, shuffle_seed=shuffle_seed, statistics=True)
-    manifests = convert(given, tmp_path / "out", options, engine=LocalEngine(workers))
-    source = TarSource(tmp_path / "out" / "train")
-    channels = source.take(np.arange(8))["data"].reshape(-1, 3).astype(np.float64)
-    source.close()
-    found = manifests["train"].metadata["statistics"]
-    assert found["of"] == "train"
-    assert found == manifests["val"].metadata["statistics"]
-    field = found["fields"]["data"]
-    np.testing.assert_allclose(field["mean"], np.nanmean(channels, axis=0), rtol=1e-12)
-    np.testing.assert_allclose(field["std"], np.nanstd(channels, axis=0), rtol=1e-9)
-    assert field["minimum"] == np.nanmin(channels, axis=0).tolist()
-    assert field["maximum"] == np.nanmax(channels, axis=0).tolist()
-    assert field["count"] == (~np.isnan(channels)).sum(axis=0).tolist()
-    assert field["std"][1] == 0
-
-
 def test_the_manifest_says_where_everything_comes_from(tmp_path: Path) -> None:
     given = tapes(tmp_path / "in", (7, 5, 9), ("anna_1", "bert_1", "anna_2"), sequence_length=2)
-    options = ConvertOptions(WriteOptions(4, metadata={"lab": "ours"}), Split(HALVES, "subject"), shuffle_seed=2)
+    options = ConvertOptions(WriteOptions(4, metadata={"lab": "ours"}), Split(HALVES, "subject"))
     manifests = convert(given, tmp_path / "out", options)
     anna = next(found for found in manifests.values() if len(found.metadata["conversion"]["inputs"]) == 2)
     about = anna.metadata["conversion"]
@@ -165,7 +123,6 @@ def test_the_manifest_says_where_everything_comes_from(tmp_path: Path) -> None:
     ]
     assert first["about"]["format"] == "npy"
     assert about["skipped"] == []
-    assert about["shuffle_seed"] == 2
     assert about["split"]["shares"] == {"train": 0.5, "val": 0.5}
     assert about["split"]["group_by"] == "subject"
     assert {found.metadata["conversion"]["split"]["name"] for found in manifests.values()} == {"train", "val"}
@@ -176,16 +133,13 @@ def test_the_manifest_says_where_everything_comes_from(tmp_path: Path) -> None:
 def test_the_bytes_do_not_depend_on_where_inputs_lie(tmp_path: Path) -> None:
     for place in ("here", "there"):
         (tmp_path / place).mkdir()
-        convert(tapes(tmp_path / place / "in", SIZES), tmp_path / place / "out", CASES["shuffled"])
+        convert(tapes(tmp_path / place / "in", SIZES), tmp_path / place / "out", CASES["plain"])
     assert tree(tmp_path / "here" / "out") == tree(tmp_path / "there" / "out")
 
 
-@pytest.mark.parametrize("shuffle_seed", [None, 1])
-def test_one_sample_in_all_and_a_shard_that_is_larger(shuffle_seed: int | None, tmp_path: Path) -> None:
+def test_one_sample_in_all_and_a_shard_that_is_larger(tmp_path: Path) -> None:
     given = tapes(tmp_path / "in", (1,))
-    convert(
-        given, tmp_path / "out", ConvertOptions(WriteOptions(1000), shuffle_seed=shuffle_seed), engine=LocalEngine(2)
-    )
+    convert(given, tmp_path / "out", ConvertOptions(WriteOptions(1000)), engine=LocalEngine(2))
     assert read(tmp_path / "out") == rows(given)
 
 
@@ -255,16 +209,16 @@ def test_shards_bounded_by_bytes_are_refused() -> None:
         ConvertOptions(WriteOptions(max_shard_bytes=10_000))
 
 
-@pytest.mark.parametrize("options", [{"shuffle_seed": -1}, {"on_bad": "ignore"}])
-def test_invalid_options_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match=r"seed|on_bad"):
-        ConvertOptions(**options)
+def test_invalid_options_are_refused() -> None:
+    bad: Any = "ignore"
+    with pytest.raises(OptionError, match="on_bad"):
+        ConvertOptions(on_bad=bad)
 
 
 # -- what is there already ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", ["plain", "by file", "shuffled"])
+@pytest.mark.parametrize("case", ["plain", "by file"])
 def test_an_existing_dataset_is_not_touched_unless_asked_for(case: str, inputs: list[Taped], tmp_path: Path) -> None:
     convert(inputs, tmp_path / "out", CASES[case])
     before = tree(tmp_path / "out")
@@ -292,13 +246,11 @@ OTHER: dict[str, Callable[[ConvertOptions], ConvertOptions]] = {
     "shard size": lambda options: replace(options, write=WriteOptions(5)),
     "compression": lambda options: replace(options, write=replace(options.write, compression="xz")),
     "metadata": lambda options: replace(options, write=replace(options.write, metadata={"a": 1})),
-    "seed": lambda options: replace(options, shuffle_seed=9),
-    "statistics": lambda options: replace(options, statistics=not options.statistics),
 }
 
 
 @pytest.mark.parametrize("other", OTHER)
-@pytest.mark.parametrize("case", ["plain", "shuffled"])
+@pytest.mark.parametrize("case", ["plain"])
 @pytest.mark.parametrize("finished", [True, False])
 def test_resuming_with_other_options_is_refused_and_changes_nothing(
     finished: bool, case: str, other: str, inputs: list[Taped], tmp_path: Path
@@ -331,7 +283,7 @@ def test_resuming_with_other_inputs_is_refused(finished: bool, inputs: list[Tape
     assert tree(tmp_path / "out") == before
 
 
-@pytest.mark.parametrize("name", ["conversion", "identity", "statistics"])
+@pytest.mark.parametrize("name", ["conversion", "identity"])
 def test_names_in_metadata_that_a_conversion_sets_are_refused(name: str) -> None:
     with pytest.raises(OptionError, match=f"metadata must not have the names .* got {name}"):
         ConvertOptions(WriteOptions(metadata={"subject": "m1", name: 1}))

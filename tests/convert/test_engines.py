@@ -205,7 +205,7 @@ def dask(cluster: Any) -> Iterator[Engine]:
 def test_dask_writes_the_same_bytes_and_what_fails_there_is_reported_here(dask: Engine, tmp_path: Path) -> None:
     given = tapes(tmp_path / "in", (7, 5, 9, 4))
     split = Split((("train", 0.5), ("val", 0.5)))
-    options = ConvertOptions(WriteOptions(2), split, shuffle_seed=3, statistics=True)
+    options = ConvertOptions(WriteOptions(2), split)
     convert(given, tmp_path / "local", options)
     convert(given, tmp_path / "dask", options, engine=dask)
     assert tree(tmp_path / "dask") == tree(tmp_path / "local")

@@ -31,8 +31,7 @@ def jobs(draw: st.DrawFn) -> Job:
         borders = sorted(draw(st.sets(st.integers(0, 100), min_size=2, max_size=6)))
         spans += [(number, start, stop) for start, stop in zip(borders[::2], borders[1::2], strict=False)]
     scans = tuple(scan(number) for number in range(4))
-    seed = draw(st.sampled_from([None, 0, 1]))
-    return Job(Path("/out"), WriteOptions(draw(st.integers(1, 50))), scans, tuple(spans), seed)
+    return Job(Path("/out"), WriteOptions(draw(st.integers(1, 50))), scans, tuple(spans))
 
 
 def locate(job: Job) -> list[tuple[str, int]]:
@@ -51,8 +50,7 @@ def locate(job: Job) -> list[tuple[str, int]]:
 @given(jobs())
 def test_the_tasks_of_a_job_hold_every_item_of_its_spans_once(job: Job) -> None:
     wanted = [(f"tape_{number}.npy", item) for number, start, stop in job.spans for item in range(start, stop)]
-    assert sorted(locate(job)) == sorted(wanted)
-    assert locate(replace(job, shuffle_seed=None)) == wanted
+    assert locate(job) == wanted
     assert job.n_items == len(wanted)
 
 
@@ -72,13 +70,6 @@ def test_a_task_names_only_the_inputs_that_it_needs_with_their_stamps(job: Job) 
         assert [stamps[entry] for entry in task.inputs] == list(task.stamps)
 
 
-def test_a_shuffled_order_is_pinned() -> None:
-    job = Job(Path("/out"), WriteOptions(4), (scan(0), scan(1)), ((0, 0, 4), (1, 0, 4)), 7)
-    # Another permutation is a breaking change: the same command would give other bytes.
-    found = [f"{name.removesuffix('.npy')}:{number}" for name, number in locate(job)]
-    assert " ".join(found).replace("tape_", "") == "0:0 1:0 0:2 0:1 1:1 0:3 1:3 1:2"
-
-
 def job_of(given: list[Taped]) -> Job:
     scans = [Scanner(Split())(entry) for entry in given]
     assert not any(isinstance(entry, BadInput) for entry in scans)
@@ -92,8 +83,6 @@ def test_the_identity_is_that_of_names_content_and_options_not_of_folders(tmp_pa
     json.loads(here.identity())
     others = [
         replace(here, options=WriteOptions(5)),
-        replace(here, shuffle_seed=0),
-        replace(here, statistics=True),
         replace(here, scans=here.scans[::-1]),
         replace(here, spans=here.spans[:2]),
         job_of(tapes(tmp_path / "longer", (7, 5, 10))),
@@ -113,12 +102,6 @@ def test_the_identity_of_items_in_any_order_is_short_and_tells_each_order_apart(
     assert replace(job, spans=runs.copy()).identity() == job.identity()
     swapped = runs[[1, 0, *range(2, len(runs))]]
     assert replace(job, spans=swapped).identity() != job.identity()
-
-
-def test_a_job_from_what_was_staged_is_known_as_the_one_that_reads_the_inputs() -> None:
-    job = Job(Path("/out"), WriteOptions(4), (scan(0),), ((0, 0, 4),), 7)
-    staged = replace(job, scans=(scan(5),), spans=((0, 0, 4),), staged_from=job)
-    assert staged.identity() == job.identity()
 
 
 def test_looking_at_an_input_tells_what_it_holds(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from penstock_convert_parts import Taped, mishap, tapes, tree
 
 from penstock.convert.fingerprint import read_stamp
-from penstock.convert.shard_task import InputError, Task, close_recordings, read_statistics, write_task
+from penstock.convert.shard_task import InputError, Task, close_recordings, write_task
 from penstock.core.errors import OptionError, WriteError
 from penstock.shard import compression
 from penstock.shard.outputs.local import LocalShards
@@ -37,24 +37,16 @@ def task(tmp_path: Path) -> Task:
 def make_task(writing: Path, given: list[Taped], which: np.ndarray, numbers: np.ndarray) -> Task:
     writing.mkdir(exist_ok=True)
     stamps = tuple(read_stamp(entry.path) for entry in given)
-    return Task(LocalShards(writing), 7, 35, WriteOptions(5), tuple(given), stamps, which, numbers, statistics=True)
+    return Task(LocalShards(writing), 7, 35, WriteOptions(5), tuple(given), stamps, which, numbers)
 
 
 def test_the_same_task_writes_the_same_bytes_whoever_does_it(task: Task) -> None:
     assert write_task(task) == 5
     first = tree(task.writing.folder)
-    assert set(first) == {"shard_000007.tar", "shard_000007.tar.index", "shard_000007.tar.statistics"}
+    assert set(first) == {"shard_000007.tar", "shard_000007.tar.index"}
     close_recordings()
     assert write_task(pickle.loads(pickle.dumps(task))) == 5
     assert tree(task.writing.folder) == first
-
-
-def test_statistics_are_those_of_the_items_of_the_shard(task: Task) -> None:
-    write_task(task)
-    values = [[3, 0, -3], [200, 2, 0], [201, 2, -1], [102, 1, -2], [0, 0, 0]]
-    found = read_statistics(task.writing, [task.name])[0]["data"]
-    assert float(found.mean) == pytest.approx(np.mean(values))
-    assert float(found.std) == pytest.approx(np.std(values))
 
 
 @pytest.mark.parametrize(("kind", "reason"), [("read", "the tape of tape_2 is torn"), ("grow", "changed while")])
@@ -80,7 +72,8 @@ def test_an_open_input_is_opened_again_after_it_changed_and_was_scanned_again(ta
     np.save(task.inputs[0].path, np.full((4, 3), 9, np.float32))
     stamps = tuple(read_stamp(entry.path) for entry in task.inputs)
     write_task(replace(task, stamps=stamps, which=np.array([0]), numbers=np.array([1])))
-    assert float(read_statistics(task.writing, [task.name])[0]["data"].mean) == 9
+    (content,) = task.writing.folder.glob("*.tar")
+    assert np.full((3,), 9, np.float32).tobytes() in content.read_bytes()
 
 
 def test_an_error_of_the_inputs_own_code_arrives_as_it_is_with_a_note(task: Task) -> None:

@@ -48,7 +48,7 @@ def interrupt_at(at: int) -> Any:
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(
     "options",
-    [ConvertOptions(WRITE, statistics=True), ConvertOptions(WRITE, Split((("train", 0.5), ("val", 0.5)), "file"))],
+    [ConvertOptions(WRITE), ConvertOptions(WRITE, Split((("train", 0.5), ("val", 0.5)), "file"))],
     ids=["whole", "split"],
 )
 def test_a_conversion_to_a_url_has_the_bytes_of_a_local_one(
@@ -64,7 +64,7 @@ def test_a_conversion_to_a_url_has_the_bytes_of_a_local_one(
 
 
 def test_an_interrupted_conversion_to_a_url_resumes(s3: Endpoint, tmp_path: Path) -> None:
-    given, options = inputs(tmp_path / "in"), ConvertOptions(WRITE, statistics=True)
+    given, options = inputs(tmp_path / "in"), ConvertOptions(WRITE)
     convert(given, tmp_path / "out", options)
     for at in (0, 5, 10):
         with pytest.raises(KeyboardInterrupt):
@@ -189,15 +189,6 @@ def test_shards_at_a_url_are_an_input(s3: Endpoint, tmp_path: Path) -> None:
     convert_to_shards(str(s3.url / "set"), tmp_path / "again", store=s3.options, show_progress=False)
     convert_to_shards(s3.folder / "set", tmp_path / "local", show_progress=False)
     assert shards(tmp_path / "again") == shards(tmp_path / "local")
-
-
-def test_a_shuffled_conversion_to_a_url_has_the_bytes_of_a_local_one(s3: Endpoint, tmp_path: Path) -> None:
-    given, options = inputs(tmp_path / "in"), ConvertOptions(WRITE, shuffle_seed=3)
-    convert(given, tmp_path / "out", options)
-    with pytest.raises(KeyboardInterrupt):
-        convert(given, s3.url, options, on_progress=interrupt_at(5), store=s3.options)
-    convert(given, s3.url, options, existing="resume", store=s3.options)
-    assert tree(s3.folder) == tree(tmp_path / "out")
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def store_group(folder: Path, kind: str = "v3") -> Path:
 
 def run(where: Any, output: Any, server: Endpoint | None = None, **more: Any) -> dict[str, Any]:
     store = server.options if server is not None and server.url.scheme == "s3" else None
-    options = ConvertOptions(WriteOptions(6), statistics=False)
+    options = ConvertOptions(WriteOptions(6))
     reading = more.pop("reading", None)
     return convert_to_shards(where, output, options=options, reading=reading, store=store, show_progress=False, **more)
 

@@ -43,11 +43,10 @@ from penstock.shard.outputs.write_options import WriteOptions
 FOLDER, DISK = Path(sys.argv[1]), Path(sys.argv[1]) / "disk"
 INPUTS = [NpyInput(path) for path in sorted(FOLDER.glob("*.npy"))]
 SPLIT = Split((("train", 0.5), ("val", 0.5)))
-PLAIN = ConvertOptions(WriteOptions(10), statistics=True)
+PLAIN = ConvertOptions(WriteOptions(10))
 OPTIONS = {
     "plain": PLAIN,
-    "shuffled": ConvertOptions(WriteOptions(10), shuffle_seed=1),
-    "split": ConvertOptions(WriteOptions(10), SPLIT, statistics=True),
+    "split": ConvertOptions(WriteOptions(10), SPLIT),
 }
 
 def mount(what):
@@ -123,7 +122,7 @@ print(json.dumps(answers))
     return [answer for answer, *_ in answers]
 
 
-@pytest.mark.parametrize("case", ["plain", "shuffled", "split"])
+@pytest.mark.parametrize("case", ["plain", "split"])
 def test_a_full_disk_publishes_nothing_and_with_more_room_it_goes_on(
     case: str, inputs: list[NpyInput], tmp_path: Path
 ) -> None:
@@ -136,7 +135,7 @@ for kilobytes in range(8, 420, 51):
     assert all(answer.startswith("WriteError") and "No space left on device" in answer for answer in failed), failed
 
 
-@pytest.mark.parametrize("case", ["plain", "shuffled", "split"])
+@pytest.mark.parametrize("case", ["plain", "split"])
 def test_a_disk_that_takes_no_more_files_publishes_all_or_nothing(
     case: str, inputs: list[NpyInput], tmp_path: Path
 ) -> None:
@@ -194,11 +193,8 @@ print(json.dumps([answers, finished, tree(DISK) == before]))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("shuffle_seed", [None, 1])
-def test_a_limit_on_the_size_of_files_publishes_nothing(
-    shuffle_seed: int | None, workers: int, inputs: list[NpyInput], tmp_path: Path
-) -> None:
-    options = ConvertOptions(WriteOptions(10), Split((("train", 0.5), ("val", 0.5))), shuffle_seed=shuffle_seed)
+def test_a_limit_on_the_size_of_files_publishes_nothing(workers: int, inputs: list[NpyInput], tmp_path: Path) -> None:
+    options = ConvertOptions(WriteOptions(10), Split((("train", 0.5), ("val", 0.5))))
     convert(inputs, tmp_path / "whole", options)
     for limit in (100, 7_000):
         message = run_isolated(_run_limited, inputs, tmp_path / f"out{limit}", options, workers, limit)
@@ -220,6 +216,5 @@ def _run_limited(inputs: list[NpyInput], out: Path, options: ConvertOptions, wor
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_without_permission_is_named(inputs: list[NpyInput], tmp_path: Path) -> None:
     (tmp_path / "out").mkdir(mode=0o555)
-    for options in (ConvertOptions(), ConvertOptions(shuffle_seed=1)):
-        with pytest.raises(WriteError, match=r"out.*Permission denied"):
-            convert(inputs, tmp_path / "out", options)
+    with pytest.raises(WriteError, match=r"out.*Permission denied"):
+        convert(inputs, tmp_path / "out")

@@ -34,11 +34,10 @@ from penstock.shard.summary import find_problems
 SIZES, NAMES = (4, 6, 4), ("anna_1", "bert_1", "anna_2")
 HALVES = (("train", 0.5), ("val", 0.5))
 CASES: dict[str, ConvertOptions] = {
-    "plain": ConvertOptions(WriteOptions(4), statistics=True),
+    "plain": ConvertOptions(WriteOptions(4)),
     "compressed": ConvertOptions(WriteOptions(4, compression="gz")),
-    "shuffled": ConvertOptions(WriteOptions(4), shuffle_seed=3, statistics=True),
-    "by file": ConvertOptions(WriteOptions(4), Split(HALVES), statistics=True),
-    "by subject": ConvertOptions(WriteOptions(4), Split(HALVES, "subject"), shuffle_seed=1, statistics=True),
+    "by file": ConvertOptions(WriteOptions(4), Split(HALVES)),
+    "by subject": ConvertOptions(WriteOptions(4), Split(HALVES, "subject")),
     "by time": ConvertOptions(WriteOptions(4), Split(HALVES, "time")),
 }
 
@@ -78,7 +77,7 @@ def test_interrupted_after_any_shard_it_resumes_to_the_same_bytes(
 
 
 @some_cases(2)
-@pytest.mark.parametrize(("case", "workers"), [("plain", 1), ("plain", 2), ("shuffled", 1), ("by file", 2)])
+@pytest.mark.parametrize(("case", "workers"), [("plain", 1), ("plain", 2), ("by file", 2)])
 def test_an_input_that_fails_in_the_middle_is_named_and_when_mended_goes_on(
     case: str, workers: int, inputs: list[Taped], tmp_path: Path
 ) -> None:
@@ -122,7 +121,7 @@ def test_an_error_of_the_inputs_own_code_publishes_nothing(
 
 
 @some_cases(3)
-@pytest.mark.parametrize("case", ["plain", "shuffled"])
+@pytest.mark.parametrize("case", ["plain"])
 @pytest.mark.parametrize("kind", ["grow", "rewrite"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_input_that_changes_during_the_conversion_is_an_error(
@@ -160,12 +159,11 @@ def change_value(path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["zarr", "large"])
-@pytest.mark.parametrize("shuffle_seed", [None, 3])
 def test_values_that_change_before_a_conversion_is_resumed_or_while_it_runs_are_not_mixed(
-    kind: str, shuffle_seed: int | None, tmp_path: Path
+    kind: str, tmp_path: Path
 ) -> None:
     given, path = write_recording(tmp_path, kind)
-    options, before = ConvertOptions(WriteOptions(2), shuffle_seed=shuffle_seed), fingerprint(given.path)
+    options, before = ConvertOptions(WriteOptions(2)), fingerprint(given.path)
     with pytest.raises(KeyboardInterrupt):
         convert([given], tmp_path / "out", options, on_progress=InterruptAt(5))
     change_value(path, kind)
@@ -174,7 +172,7 @@ def test_values_that_change_before_a_conversion_is_resumed_or_while_it_runs_are_
         convert([given], tmp_path / "out", options, existing="resume")
 
     def change(phase: str, _: str, done: int, *__: object) -> None:
-        if done == 2 and phase == ("Writing" if shuffle_seed is None else "Reading"):
+        if done == 2 and phase == "Writing":
             change_value(path, kind)
 
     with pytest.raises(ConversionError, match="changed while it was converted"):
@@ -301,7 +299,7 @@ def test_all_inputs_bad_is_an_error_even_where_bad_ones_are_skipped(inputs: list
     assert visible(tmp_path / "out") == set()
 
 
-@pytest.mark.parametrize("case", ["plain", "shuffled"])
+@pytest.mark.parametrize("case", ["plain"])
 def test_a_run_that_skipped_an_input_while_reading_can_be_resumed(
     case: str, inputs: list[Taped], tmp_path: Path
 ) -> None:
@@ -342,8 +340,8 @@ def test_inputs_of_equal_names_and_without_items_do_not_hinder_resuming(tmp_path
 
 
 @some_cases(5)
-@pytest.mark.parametrize("case", ["plain", "shuffled", "by file"])
-@pytest.mark.parametrize("damage", ["shard", "index", "statistics", "part"])
+@pytest.mark.parametrize("case", ["plain", "by file"])
+@pytest.mark.parametrize("damage", ["shard", "index", "part"])
 def test_partial_files_of_a_power_cut_are_written_again(
     damage: str, case: str, inputs: list[Taped], tmp_path: Path
 ) -> None:
@@ -352,8 +350,8 @@ def test_partial_files_of_a_power_cut_are_written_again(
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):  # before the last shard
         convert(inputs, out, CASES[case], on_progress=InterruptAt(count.count - 1))
-    name = {"shard": "*.tar", "index": "*.index", "statistics": "*.statistics", "part": "*.tar"}[damage]
-    path = sorted(path for path in out.rglob(f".writing/{name}") if ".staged" not in path.parts)[0]
+    name = {"shard": "*.tar", "index": "*.index", "part": "*.tar"}[damage]
+    path = sorted(out.rglob(f".writing/{name}"))[0]
     if damage == "part":
         path.with_name(f"{path.name}.host-1.part").write_bytes(path.read_bytes())
     else:
@@ -366,7 +364,7 @@ def test_an_unfinished_conversion_is_forgotten_where_that_is_asked_for(inputs: l
     out, given = tmp_path / "out", tapes(tmp_path / "other", (4, 4))
     mishap(inputs[2], "read", 3)
     with pytest.raises(ConversionError):
-        convert(inputs, out, CASES["shuffled"])
+        convert(inputs, out, CASES["plain"])
     with pytest.raises(WriteError, match="unfinished conversion"):
         convert(given, out, CASES["plain"])
     convert(given, out, CASES["plain"], existing="overwrite")
@@ -379,9 +377,9 @@ def test_files_are_closed_after_an_error(inputs: list[Taped], tmp_path: Path) ->
     gc.collect()  # files of other tests
     before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(ConversionError):
-        convert(inputs, tmp_path / "out", CASES["shuffled"])
+        convert(inputs, tmp_path / "out", CASES["plain"])
     assert len(list(Path("/proc/self/fd").iterdir())) == before
-    convert(inputs, tmp_path / "out", CASES["shuffled"], existing="resume")
+    convert(inputs, tmp_path / "out", CASES["plain"], existing="resume")
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     source = TarSource(tmp_path / "out")
     assert source.take(np.arange(3))["data"].shape == (3, 3)

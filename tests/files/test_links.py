@@ -105,7 +105,7 @@ def begin_shards(out: Path, how: str) -> None:
 
 def convert_rows(out: Path, how: Any) -> None:
     np.save(out.parent / "rows.npy", np.arange(12).reshape(6, 2))
-    convert([NpyInput(out.parent / "rows.npy")], out, ConvertOptions(WriteOptions(2), shuffle_seed=0), existing=how)
+    convert([NpyInput(out.parent / "rows.npy")], out, ConvertOptions(WriteOptions(2)), existing=how)
 
 
 def begin_image(out: Path, _: str) -> None:
@@ -119,7 +119,7 @@ def begin_image(out: Path, _: str) -> None:
     ("write", "name"),
     [
         *((begin_shards, name) for name in (".writing", ".written")),
-        *((convert_rows, name) for name in (".writing", ".written", ".staged", ".unstaged")),
+        *((convert_rows, name) for name in (".writing", ".written")),
         *((begin_image, name) for name in (".mito.writing", ".mito.written")),
     ],
 )

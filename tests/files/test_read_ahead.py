@@ -17,9 +17,7 @@ from penstock.files.read_ahead import (
     FilesAhead,
     Window,
     exceeds_cache,
-    forget_file,
     open_once,
-    tree_sizes,
 )
 
 _MIB = 1 << 20
@@ -104,13 +102,6 @@ def test_pages_that_were_there_before_stay(cold: Path) -> None:
         while file.read(100_000):
             pass
     assert cached_pages(cold).all()
-
-
-def test_a_file_that_is_forgotten_is_out_of_the_page_cache(cold: Path) -> None:
-    cold.read_bytes()
-    forget_file(cold)
-    assert not cached_pages(cold).any()
-    forget_file(cold.with_name("no such file"))
 
 
 def test_without_give_back_pages_stay(cold: Path) -> None:
@@ -223,13 +214,3 @@ def test_a_dataset_larger_than_half_of_the_memory_exceeds_the_cache() -> None:
     assert exceeds_cache(iter([memory // 3, memory // 3]))
     assert not exceeds_cache([])
     assert not exceeds_cache([1 << 20])
-
-
-def test_the_sizes_of_a_tree_are_those_of_its_files(tmp_path: Path) -> None:
-    (tmp_path / "folder" / "inner").mkdir(parents=True)
-    _write(tmp_path / "one", 1000)
-    _write(tmp_path / "folder" / "two", 200)
-    _write(tmp_path / "folder" / "inner" / "three", 30)
-    (tmp_path / "folder" / "link").symlink_to("nowhere")
-    found = list(tree_sizes([tmp_path / "one", tmp_path / "folder", tmp_path / "gone"]))
-    assert sorted(found) == [30, 200, 1000]

@@ -18,7 +18,6 @@ from penstock import DamageError, Loader, OptionError, Plan, Sequential, TarSour
 from penstock.cli import app
 from penstock.convert.convert import convert
 from penstock.convert.inputs.arrays import NpyInput
-from penstock.convert.inputs.npz import NpzInput
 from penstock.convert.scan import ConvertOptions
 from penstock.convert.splits import Split
 from penstock.observe.watcher import watch
@@ -183,13 +182,13 @@ def test_downloads_are_a_section_if_the_run_read_from_a_url(tmp_path: Path, whol
     assert "#downloads" not in whole[1].texts
 
 
-def test_splits_groups_and_statistics_of_a_conversion_are_shown(tmp_path: Path) -> None:
+def test_splits_and_groups_of_a_conversion_are_shown(tmp_path: Path) -> None:
     rows = {name: np.arange(12, dtype=np.float64) + 100 * n for n, name in enumerate("abc")}
     for name, values in rows.items():
         np.save(tmp_path / f"{name}.npy", values)
     inputs = [NpyInput(tmp_path / f"{name}.npy") for name in rows]
     split = Split((("train", 0.67), ("val", 0.33)), group_by="file")
-    convert(inputs, tmp_path / "out", ConvertOptions(write=WriteOptions(shard_size=8), split=split, statistics=True))
+    convert(inputs, tmp_path / "out", ConvertOptions(write=WriteOptions(shard_size=8), split=split))
     report = gather_report(dataset=tmp_path / "out", title="splits")  # the folder of the splits
     assert report.dataset is not None
     assert report.dataset["split"] == "train"
@@ -197,30 +196,9 @@ def test_splits_groups_and_statistics_of_a_conversion_are_shown(tmp_path: Path) 
     assert {name: entry["items"] for name, entry in parts.items()} == {"train": 24, "val": 12}
     files = [f"{name}.npy" for name in rows]
     assert sorted(parts["train"]["groups"] + parts["val"]["groups"]) == files
-    trained = np.concatenate([rows[name.removesuffix(".npy")] for name in parts["train"]["groups"]])
-    (of_field,) = report.dataset["statistics"]["fields"]
-    assert of_field["mean"] == pytest.approx(trained.mean())
-    assert of_field["std"] == pytest.approx(trained.std())
-    assert (of_field["min"], of_field["max"]) == (trained.min(), trained.max())
     page = Page(write_report(tmp_path / "page.html", dataset=tmp_path / "out" / "val").read_text())
     assert [row[:3] for row in page.tables["Splits"][1:]] == [["train", "24", "3"], ["val (this dataset)", "12", "2"]]
     assert "No file is in more than one split." in page.text("#dataset")
-
-
-def test_values_that_statistics_leave_out_are_counted(tmp_path: Path) -> None:
-    values = np.arange(24, dtype=np.float64).reshape(12, 2)
-    values[3] = np.nan
-    values[5:7, 0], values[8, 1] = np.inf, -np.inf
-    np.savez(tmp_path / "a.npz", x=values, unknown=np.full((12, 3), np.nan))
-    convert([NpzInput(tmp_path / "a.npz")], tmp_path / "out", ConvertOptions(statistics=True))
-    page = Page(write_report(tmp_path / "page.html", dataset=tmp_path / "out").read_text())
-    head, *rows = page.tables["Statistics"]
-    found = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
-    left = values[np.isfinite(values)]
-    assert (found["x"]["NaN"], found["x"]["Inf"], found["x"]["min"], found["x"]["max"]) == ("2", "3", "0", "23")
-    assert float(found["x"]["min"]) == left.min()
-    assert (found["unknown"]["NaN"], found["unknown"]["mean"]) == ("36", "–")
-    assert "NaN and infinite values are left out, and counted in the last two columns." in page.text("#dataset")
 
 
 def test_there_is_one_figure_of_items_per_second_and_it_is_explained(whole: tuple[str, Page]) -> None:

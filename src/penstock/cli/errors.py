@@ -175,8 +175,6 @@ def _describe_usage(error: BaseException) -> tuple[str, str, list[str], int]:
 _VALUE = r"\([^()]*\)|\[[^\[\]]*\]|'[^']*'|\.\.\.|[\w+-]+(?:\.\w+)?"
 _OTHER_NAMES = {
     "on_bad": "skip_bad",
-    "seed": "shuffle_seed",
-    "statistics": "stats",
     "store": "anonymous",
     "shard_size": "reshard",
     "shard_bytes": "reshard",

@@ -155,7 +155,7 @@ EXAMPLES = {
     "convert": (
         "penstock convert 'recordings/*.nwb' --output shards --workers 4",
         "penstock convert session.npz --output shards --sequence-length 100 --dry-run",
-        "penstock convert 'recordings/*.nwb' -o shards --split train=0.8,val=0.2 --group-by subject --stats",
+        "penstock convert 'recordings/*.nwb' -o shards --split train=0.8,val=0.2 --group-by subject",
         "penstock convert 's3://bucket/raw/**/*.nwb' -o s3://bucket/train --workers 4",
     ),
     "edit": (

@@ -9,9 +9,9 @@
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,9 +19,8 @@ import xxhash
 
 from penstock.convert.engines import Engine, LocalEngine
 from penstock.convert.inputs.protocol import Input
-from penstock.convert.inputs.shards import ShardsInput
 from penstock.convert.output import Output
-from penstock.convert.plan import Alignment, Arrangement, BadInput, Job, Scanner
+from penstock.convert.plan import Alignment, Arrangement, Job
 from penstock.convert.scan import ConvertOptions, ProgressCallback, make_jobs, scan_inputs
 from penstock.convert.shard_task import (
     InputError,
@@ -29,24 +28,20 @@ from penstock.convert.shard_task import (
     check_unchanged,
     close_recordings,
     count_empty,
-    read_statistics,
     write_task,
 )
-from penstock.convert.splits import WHOLE, Split
+from penstock.convert.splits import WHOLE
 from penstock.core.errors import ConversionError, OptionError, SourceError, WriteError
-from penstock.files.spans.options import RemoteOptions
 from penstock.files.stores.options import StoreOptions
 from penstock.files.stores.url import Url, parse_place
 from penstock.shard.manifest import FieldInfo, Manifest, ShardEntry
 from penstock.shard.outputs.contents import ShardContents
 from penstock.shard.outputs.place import Finished
 from penstock.shard.writer import merge_fields
-from penstock.transform.moments import Moments
 
 __all__ = ["Existing", "convert", "existing_from_flags"]
 
 _SKIPPED = "skipped.json"
-_TRAIN = "train"
 
 Existing = Literal["refuse", "resume", "overwrite"]
 """What to do with a dataset or an unfinished conversion at the output."""
@@ -138,54 +133,27 @@ def existing_from_flags(*, resume: bool, overwrite: bool) -> Existing:
 def _write_and_publish(
     conversion: _Conversion, found: Alignment, bad: Mapping[Path | Url, str], *, resume: bool
 ) -> dict[str, Manifest]:
-    """Write and publish all splits. If they are shuffled, items are staged in order first."""
+    """Write and publish all splits."""
     output, options = conversion.output, conversion.options
     how: dict[str, Any] = {"places": conversion.places, "arrangement": conversion.arrangement}
     jobs = make_jobs(found, output.where, options, bad, output.store, **how)
-    if not resume:
-        output.remove_staged()
-    todo = _begin(jobs, resume=resume)
-    if todo and options.shuffle_seed is not None:
-        # Recordings are cheap to read from front to back; shards are cheap to read in any order.
-        staged = [_make_staging_job(job, output.staging_place(f"part-{jobs.index(job)}")) for job in todo]
-        _begin(staged, resume=resume)
-        _write_shards(conversion, staged, "Reading")
-        _publish(conversion, staged, {})
-        from_staged = {job.folder: _read_from_staged(job, stage) for job, stage in zip(todo, staged, strict=True)}
-        jobs = [from_staged.get(job.folder, job) for job in jobs]
-    _write_shards(conversion, jobs, "Writing")
-    manifests = _publish(conversion, jobs, _merge_statistics(jobs, options))
-    output.remove_staged()
-    return dict(zip(options.split.names, manifests, strict=True))
+    _begin(jobs, resume=resume)
+    _write_shards(conversion, jobs)
+    return dict(zip(options.split.names, _publish(conversion, jobs), strict=True))
 
 
-def _make_staging_job(job: Job, folder: Path | Url) -> Job:
-    """Return a job that writes the items of `job` in the order in which they are read."""
-    plain = replace(job.options, compression="none", array_format="npy", layout="samples", metadata={})
-    return replace(job, folder=folder, options=plain, shuffle_seed=None, statistics=False)
-
-
-def _read_from_staged(job: Job, staged: Job) -> Job:
-    """Return a job that does the same as `job`, but reads the staged items."""
-    found = Scanner(Split(), with_ids=False)(ShardsInput(staged.folder, RemoteOptions(staged.store)))
-    if isinstance(found, BadInput):
-        raise WriteError(f"Could not read staged items: {found}. Start again with overwrite=True.")
-    # Columns and labels are in the staged items.
-    return replace(job, scans=(found,), spans=((0, 0, found.n_items),), label=None, staged_from=job)
-
-
-def _write_shards(conversion: _Conversion, jobs: list[Job], phase: str) -> None:
+def _write_shards(conversion: _Conversion, jobs: list[Job]) -> None:
     """Write all shards that are missing."""
     todo = [(job, number) for job in jobs for number in _find_missing(job)]
     total = sum(job.n_items for job in jobs)
     left = [min(job.options.shard_size, job.n_items - number * job.options.shard_size) for job, number in todo]
     done = total - sum(left)
     tasks = _Tasks(todo)
-    conversion.on_progress(phase, "items", done, total, "")
+    conversion.on_progress("Writing", "items", done, total, "")
     for number, count in conversion.engine.run(write_task, tasks):
         done += count
         conversion.output.check()
-        conversion.on_progress(phase, "items", done, total, tasks[number].inputs[0].path.name)
+        conversion.on_progress("Writing", "items", done, total, tasks[number].inputs[0].path.name)
     if todo:
         scans = {scan.input.path: scan for job in jobs for scan in job.scans if scan.stamp.is_folder}
         for _ in conversion.engine.run(check_unchanged, [(scan.input, scan.stamp) for scan in scans.values()]):
@@ -206,8 +174,8 @@ class _Tasks(Sequence[Task]):
         return job.task(shard)
 
 
-def _begin(jobs: list[Job], *, resume: bool) -> list[Job]:
-    """Prepare the folders, empty or with the shards of an earlier attempt, and return the jobs that remain."""
+def _begin(jobs: list[Job], *, resume: bool) -> None:
+    """Prepare the folders, empty or with the shards of an earlier attempt."""
     for job in jobs:
         if resume:
             job.place.finish(job.options.shard_name)
@@ -219,7 +187,6 @@ def _begin(jobs: list[Job], *, resume: bool) -> list[Job]:
     for job in todo:
         skipped = job.about.get("skipped")
         job.place.begin(_begun_as(job), {_SKIPPED: json.dumps(skipped).encode()} if skipped else {})
-    return todo
 
 
 def _is_complete(job: Job) -> bool:
@@ -284,36 +251,16 @@ def _find_missing(job: Job) -> list[int]:
     return [number for number, finished in enumerate(_find_finished(job)) if finished is None]
 
 
-def _find_finished(job: Job) -> Iterator[Finished | None]:
-    """Yield the shards of a job that are finished; None for those that are not."""
-    names, writing = job.shard_names, job.place.shards
-    statistics = read_statistics(writing, names) if job.statistics else [{}] * len(names)
-    for found, has in zip(writing.find_finished(names, job.options.compression), statistics, strict=True):
-        yield None if has is None else found
+def _find_finished(job: Job) -> Iterable[Finished | None]:
+    """Return the shards of a job that are finished; None for those that are not."""
+    return job.place.shards.find_finished(job.shard_names, job.options.compression)
 
 
-def _merge_statistics(jobs: list[Job], options: ConvertOptions) -> dict[str, Any]:
-    """Return mean and standard deviation over the split `train`, or over all items, merged in the order of shards."""
-    if not options.statistics:
-        return {}
-    names = options.split.names
-    job = jobs[names.index(_TRAIN) if _TRAIN in names else 0]
-    if not job.place.is_begun:
-        complete = job.place.read_published()
-        return {} if complete is None else {"statistics": complete.metadata["statistics"]}
-    total: dict[str, Moments] = {}
-    for found in read_statistics(job.place.shards, job.shard_names):
-        for name, moments in (found or {}).items():
-            total[name] = total[name].merge(moments) if name in total else moments
-    fields = {name: moments.to_json() for name, moments in total.items()}
-    return {"statistics": {"of": options.split.names[jobs.index(job)] or "all", "fields": fields}}
-
-
-def _publish(conversion: _Conversion, jobs: list[Job], statistics: Mapping[str, Any]) -> list[Manifest]:
+def _publish(conversion: _Conversion, jobs: list[Job]) -> list[Manifest]:
     """Publish the datasets, once all shards of all of them are written."""
     ready = [job for job in jobs if job.place.is_begun]
     try:
-        for job, manifest in [(job, _make_manifest(job, statistics)) for job in ready]:
+        for job, manifest in [(job, _make_manifest(job)) for job in ready]:
             job.place.prepare(manifest)
         conversion.output.check()
     except BaseException:  # no dataset appears before all are ready
@@ -330,7 +277,7 @@ def _publish(conversion: _Conversion, jobs: list[Job], statistics: Mapping[str, 
     return [found for found in published if found is not None]
 
 
-def _make_manifest(job: Job, statistics: Mapping[str, Any]) -> Manifest:
+def _make_manifest(job: Job) -> Manifest:
     entries: list[ShardEntry] = []
     fields: dict[str, FieldInfo] = {}
     contents = ShardContents()
@@ -355,7 +302,7 @@ def _make_manifest(job: Job, statistics: Mapping[str, Any]) -> Manifest:
         raise SourceError(
             f"Each field must have one dtype, but {mixed} have several in these inputs. Convert the inputs separately."
         )
-    about = {"conversion": _add_notes(job), "identity": _digest(job.identity()), **statistics, **job.options.metadata}
+    about = {"conversion": _add_notes(job), "identity": _digest(job.identity()), **job.options.metadata}
     contents.suggest_columns(job.folder, entries)
     shape = job.options.shard_size, job.options.array_format, about
     return Manifest(job.folder, fields, tuple(entries), *shape, layout=contents.layout)
@@ -368,7 +315,7 @@ def _check_free(output: Output) -> None:
             f"{output.where} must not be a dataset itself if it is to hold one dataset per split. Use another folder."
         )
     for place in map(output.place, output.names):
-        if place.is_begun or output.has_staged:
+        if place.is_begun:
             raise WriteError(
                 f"{place.where} holds an unfinished conversion. Resume it with resume=True, or start again with "
                 "overwrite=True."

@@ -10,7 +10,6 @@ import xxhash
 from penstock.convert.inputs.protocol import Input, folders_of, local_paths_of, paths_of, remote_of
 from penstock.core.errors import ReadError, SourceError
 from penstock.core.text import cause
-from penstock.files.read_ahead import ask_range, forget_range
 from penstock.files.regular import open_regular
 from penstock.files.spans.options import RemoteOptions
 from penstock.files.spans.remote_folder import RemoteFolder
@@ -50,10 +49,10 @@ def stamp_input(given: Input) -> Stamp:
     return Stamp(n_bytes, _digest_objects(objects), is_folder=getattr(given, "is_folder", False))
 
 
-def digest_input(given: Input, *, give_back: bool = False) -> str:
+def digest_input(given: Input) -> str:
     """Return a digest that tells an input from others: of its content, or of its URL, size and version."""
     if not isinstance(given.path, Url):
-        return fingerprint(*local_paths_of(given), give_back=give_back)
+        return fingerprint(*local_paths_of(given))
     return _digest_objects(_list_objects(given))
 
 
@@ -108,11 +107,11 @@ def read_stamp(*paths: Path) -> Stamp:
     return Stamp(n_bytes, times.hexdigest(), unread.hexdigest() if has_unread else "", is_folder)
 
 
-def fingerprint(*paths: Path, give_back: bool = False) -> str:
+def fingerprint(*paths: Path) -> str:
     """Return a digest of the content of files; of a large one, of 64 slices of 1 MB including the first and the last.
 
     For a zarr store: a digest of its metadata files, which hold shapes and types, not values. For any other folder: of
-    all files in it. With `give_back`, pages that were not in the page cache before are not left there.
+    all files in it.
     """
     digest = xxhash.xxh3_128()
     try:
@@ -120,14 +119,9 @@ def fingerprint(*paths: Path, give_back: bool = False) -> str:
             size = file.stat().st_size
             digest.update(f"{file.relative_to(root)}:{size};".encode())
             with open_regular(file) as stream:
-                starts = _slice_starts(size)
-                # All at once: the disk reads the next slices while one is digested.
-                missing = [at for at in starts if ask_range(stream.fileno(), at, min(at + _SLICE_BYTES, size))]
-                for start in starts:
+                for start in _slice_starts(size):
                     stream.seek(start)
                     digest.update(stream.read(_SLICE_BYTES))
-                for start in missing if give_back else ():
-                    forget_range(stream.fileno(), start, _SLICE_BYTES)
     except OSError as error:
         raise SourceError(f"Could not read {paths[0]}: {cause(error)}.") from error
     return digest.hexdigest()

@@ -1,19 +1,15 @@
-"""Where the datasets of a conversion go: a folder or a URL, which is locked meanwhile, and where items are staged."""
+"""Where the datasets of a conversion go: a folder or a URL, which is locked meanwhile."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from penstock.files.staging import refuse_links, remove_staging
-from penstock.files.stores.open_store import open_store
 from penstock.files.stores.options import StoreOptions
 from penstock.files.stores.url import Url
 from penstock.shard.outputs.open_place import open_place
 from penstock.shard.outputs.place import Lock, Place
 
 __all__ = ["Output"]
-
-_STAGED, _UNSTAGED = ".staged", ".unstaged"
 
 
 class Output:
@@ -35,8 +31,6 @@ class Output:
                 lock = place.lock()
                 self._locks.append(lock)
                 stack.callback(_release, place, lock)
-            if isinstance(where, Path):
-                refuse_links(where / _STAGED, where / _UNSTAGED)
             self._open = stack.pop_all()
 
     def place(self, name: str) -> Place:
@@ -47,27 +41,6 @@ class Output:
         """Raise WriteError if another writer has taken over."""
         for lock in self._locks:
             lock.check()
-
-    def staging_place(self, part: str) -> Path | Url:
-        """Return where a part of the items is staged."""
-        return self.where / _STAGED / part
-
-    @property
-    def has_staged(self) -> bool:
-        """Whether there are staged items."""
-        if isinstance(self.where, Path):
-            return (self.where / _STAGED).exists()
-        return any(True for _ in open_store(self.where, self.store).list_objects(_STAGED))
-
-    def remove_staged(self) -> None:
-        """Remove staged items, if there are any; what cannot be removed now is removed by the next conversion."""
-        with suppress(OSError):
-            if isinstance(self.where, Path):
-                remove_staging(self.where / _STAGED, self.where / _UNSTAGED)
-                return
-            store = open_store(self.where, self.store)
-            for info in list(store.list_objects(_STAGED)):
-                store.remove(info.key)
 
     def close(self) -> None:
         """Unlock all; a folder that is empty is removed."""

@@ -19,11 +19,9 @@ from penstock.convert.inputs.protocol import Input, Recording, ids_of, metadata_
 from penstock.convert.shard_task import Label, Task
 from penstock.convert.splits import ItemSpan, Split, cut_by_time
 from penstock.core.errors import MissingDependency, PenstockError
-from penstock.core.seeds import key_for
 from penstock.core.text import name_once
 from penstock.files.stores.options import StoreOptions
 from penstock.files.stores.url import Url
-from penstock.plan.permute import permute
 from penstock.shard.outputs.open_place import open_place
 from penstock.shard.outputs.place import Place
 from penstock.shard.outputs.write_options import WriteOptions
@@ -135,15 +133,11 @@ class Scanner:
     needed: frozenset[str] = frozenset()
     """The metadata columns that must be known of every item."""
 
-    with_ids: bool = True
-    give_back: bool = False
-    """Whether pages of the inputs are given back, because they would push those of others out of the page cache."""
-
     def __call__(self, given: Input) -> Scan | BadInput:
         """Return what was found in an input, or why it cannot be converted."""
         try:
             stamp = stamp_input(given)
-            digest = digest_input(given, give_back=self.give_back)
+            digest = digest_input(given)
             recording = given.open()
             try:
                 numbers = np.arange(recording.n_samples)
@@ -162,7 +156,7 @@ class Scanner:
                     {name: tuple(np.shape(value)) for name, value in first.items()},
                     tuple(name for name, value in about.items() if value is not None),
                     self._list_metadata(recording, about) if len(numbers) else (),
-                    ids_of(recording) if self.with_ids else (),
+                    ids_of(recording),
                 )
             finally:
                 recording.close()
@@ -206,20 +200,12 @@ class Job:
     scans: tuple[Scan, ...]
     spans: ItemRuns
 
-    shuffle_seed: int | None = None
-    statistics: bool = False
     about: Mapping[str, Any] = field(default_factory=dict)
     """What the manifest says about the conversion."""
 
     label: Label | None = None
     keep_ids: bool = False
     """Whether items keep ids of their own."""
-
-    staged_from: "Job | None" = None
-    """If items are staged first: the original job, which reads the inputs."""
-
-    give_back: bool = False
-    """Whether pages of inputs and shards are given back."""
 
     store: StoreOptions | None = None
     """How the URL is reached."""
@@ -267,11 +253,9 @@ class Job:
             tuple(scan.stamp for scan in scans),
             np.searchsorted(used, which),
             numbers,
-            self.statistics,
             self._list_columns(which, numbers),
             self.label,
             self.keep_ids,
-            self.give_back,
         )
 
     def _list_columns(self, which: _Int64s, numbers: _Int64s) -> tuple[Mapping[str, Any], ...]:
@@ -285,16 +269,12 @@ class Job:
 
     def _locate(self, positions: _Int64s) -> tuple[_Int64s, _Int64s]:
         """Return the scan of the item at each position, and the number of the item in it."""
-        if self.shuffle_seed is not None:
-            positions = permute(positions, self.n_items, key_for(self.shuffle_seed, "convert"))
         at = np.searchsorted(self._borders, positions, side="right") - 1
         return self._runs[at, 0], self._runs[at, 1] + positions - self._borders[at]
 
     def identity(self) -> str:
         """Return, as JSON, what must be unchanged for the shards of an earlier attempt to be kept."""
-        if self.staged_from is not None:
-            return self.staged_from.identity()
-        added: dict[str, Any] = {}  # only what is set: an interrupted conversion without it can be resumed
+        added: dict[str, Any] = {}
         if any(scan.columns for scan in self.scans):
             added["columns"] = [scan.columns for scan in self.scans]
         if self.label is not None:
@@ -309,8 +289,6 @@ class Job:
                     [scan.name, scan.digest, scan.n_items, repr(_without_folder(scan.input))] for scan in self.scans
                 ],
                 "runs": self._runs.tolist() if len(self._runs) <= _MANY_RUNS else _hash(self._runs),
-                "shuffle_seed": self.shuffle_seed,
-                "statistics": self.statistics,
             },
             sort_keys=True,
         )

@@ -16,13 +16,11 @@ from penstock.convert.engines import Engine
 from penstock.convert.inputs.arrays import NpyInput
 from penstock.convert.inputs.function import FunctionInput, function_name
 from penstock.convert.inputs.npz import NpzInput
-from penstock.convert.inputs.protocol import Input, local_paths_of
+from penstock.convert.inputs.protocol import Input
 from penstock.convert.inputs.zarr import ZarrInput
 from penstock.convert.plan import AlignableInput, Alignment, Arrangement, BadInput, Job, Scan, Scanner
 from penstock.convert.splits import WHOLE, Split, assign_groups
 from penstock.core.errors import ConversionError, OptionError, SourceError
-from penstock.core.seeds import check_seed
-from penstock.files.read_ahead import FilesAhead, exceeds_cache, tree_sizes
 from penstock.files.stores.options import StoreOptions
 from penstock.files.stores.url import Url
 from penstock.shard.outputs.write_options import WriteOptions
@@ -48,11 +46,6 @@ class ConvertOptions:
         How shards are written.
     split
         How items are divided into datasets.
-    shuffle_seed
-        Write the items of each dataset in a random order, across inputs; None: in the order of the inputs.
-    statistics
-        Compute the mean and standard deviation of each field, over the split `train` if there is one, and store them
-        in the manifest.
     on_bad
         What to do if an input cannot be read: `"fail"`, or `"skip"` it.
     columns
@@ -61,20 +54,16 @@ class ConvertOptions:
 
     write: WriteOptions = field(default_factory=WriteOptions)
     split: Split = field(default_factory=Split)
-    shuffle_seed: int | None = None
-    statistics: bool = False
     on_bad: OnBad = "fail"
     columns: Columns = field(default_factory=Columns)
 
     def __post_init__(self) -> None:
-        if self.shuffle_seed is not None:
-            check_seed(self.shuffle_seed)
         if self.on_bad not in get_args(OnBad):
             raise OptionError(f"on_bad must be one of {', '.join(map(repr, get_args(OnBad)))}, got {self.on_bad!r}.")
-        reserved = [name for name in ("conversion", "identity", "statistics") if name in self.write.metadata]
+        reserved = [name for name in ("conversion", "identity") if name in self.write.metadata]
         if reserved:
             raise OptionError(
-                f"metadata must not have the names conversion, identity and statistics, which a conversion sets, got "
+                f"metadata must not have the names conversion and identity, which a conversion sets, got "
                 f"{', '.join(reserved)}. Rename them."
             )
         if self.write.max_shard_bytes is not None:
@@ -96,7 +85,7 @@ def scan_inputs(
         raise SourceError("A conversion needs at least one input, got none.")
     reader = ColumnReader(options.columns)
     needed = reader.list_needed(options.split.column, options.columns.label)
-    scanner = Scanner(options.split, needed, give_back=are_large(inputs))
+    scanner = Scanner(options.split, needed)
     causes: list[Exception] = []
     scans = _scan(inputs, scanner, engine, on_progress, bad, causes=causes)
     notes: list[str] = []
@@ -118,11 +107,6 @@ def scan_inputs(
     return replace(found, scans=tuple(reader.add(found.scans)), notes=tuple(notes))
 
 
-def are_large(inputs: Sequence[Input]) -> bool:
-    """Return whether the files of inputs would push those of others out of the page cache."""
-    return exceeds_cache(tree_sizes(path for given in inputs for path in local_paths_of(given)))
-
-
 def _scan(
     inputs: Sequence[Input],
     scanner: Scanner,
@@ -135,19 +119,13 @@ def _scan(
     """Return the scans of the inputs that can be read, in their order; add what was raised to `causes`."""
     found: dict[int, Scan] = {}
     on_progress("Scanning", "inputs", 0, len(inputs), "")
-    # Scanning reads the whole of a small file. A cluster of other machines reads for itself.
-    files = map(local_paths_of, inputs) if getattr(engine, "is_local", False) else ()
-    ahead = FilesAhead(files, give_back=scanner.give_back)
-    ahead.follow(0)
     for done, (number, scan) in enumerate(engine.run(scanner, inputs), start=1):
-        ahead.follow(done)
         on_progress("Scanning", "inputs", done, len(inputs), inputs[number].path.name)
         if isinstance(scan, BadInput):
             bad[scan.path] = scan.reason
             causes += [] if scan.cause is None or causes else [scan.cause]  # the first: each holds the frames it passed
         else:
             found[number] = scan
-    ahead.close()
     return [found[number] for number in sorted(found)]
 
 
@@ -236,7 +214,6 @@ def make_jobs(
     split, scans = options.split, found.scans
     chosen = _divide(scans, split) if arrangement is None else arrangement.arrange(scans)
     jobs = []
-    give_back = are_large([scan.input for scan in scans])
     label, repeated = make_label(scans, options.columns.label), find_repeated_ids(scans)
     keep_ids = not repeated and any(sample_id is not None for scan in scans for sample_id in scan.ids)
     for name in split.names:
@@ -254,8 +231,7 @@ def make_jobs(
             about["split"] = about["split"] and {**about["split"], "group_by": arrangement.group_by}
         about |= {"classes": {label.column: list(label.classes)}} if label is not None else {}
         folder = output / name if name else output
-        job = Job(folder, options.write, scans, spans, options.shuffle_seed, options.statistics, about)
-        jobs.append(replace(job, label=label, keep_ids=keep_ids, give_back=give_back, store=store))
+        jobs.append(Job(folder, options.write, scans, spans, about, label, keep_ids, store))
     return jobs
 
 
@@ -318,7 +294,6 @@ def _provenance(
         "split": {"name": name, "shares": dict(options.split.shares), "group_by": options.split.group_by}
         if name != WHOLE
         else None,
-        "shuffle_seed": options.shuffle_seed,
         "versions": {package: found for package in _PACKAGES if (found := _version(package)) is not None},
     }
 

@@ -18,17 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.convert.fingerprint import Stamp, stamp_input
-from penstock.convert.inputs.protocol import Input, Recording, Sample, local_paths_of, paths_of
+from penstock.convert.inputs.protocol import Input, Recording, Sample, paths_of
 from penstock.core.cache import SharedCache
 from penstock.core.errors import OptionError, PenstockError, ReadError, SourceError, WriteError
 from penstock.core.text import cause, name_once
-from penstock.files.read_ahead import FilesAhead, find_missing, forget_file
 from penstock.files.stores.url import Url
 from penstock.shard.names import automatic_key, encode_key, is_automatic
 from penstock.shard.outputs.place import ShardFolder
 from penstock.shard.outputs.write_options import Shard, WriteOptions, open_shard
 from penstock.shard.sample_form import SampleForm
-from penstock.transform.moments import Moments
 
 __all__ = [
     "InputError",
@@ -37,13 +35,11 @@ __all__ = [
     "check_unchanged",
     "close_recordings",
     "count_empty",
-    "read_statistics",
     "write_task",
 ]
 
 _LABEL = "label"
 _MAX_OPEN = 4
-_STATISTICS_ITEMS = 32  # items whose statistics are computed at once
 
 
 class InputError(ReadError):
@@ -100,18 +96,12 @@ class Task:
     numbers: NDArray[np.int64]
     """The number of each item in its input."""
 
-    statistics: bool = False
-    """Whether mean and standard deviation are computed while writing."""
-
     columns: tuple[Mapping[str, Any], ...] = ()
     """Metadata to add to each item; empty if there are none."""
 
     label: Label | None = None
     keep_ids: bool = False
     """Whether items keep ids of their own; otherwise these are in the metadata as `original_id`."""
-
-    give_back: bool = False
-    """Whether pages of the inputs, unless others have them in the page cache, and of the shard are given back."""
 
     @property
     def name(self) -> str:
@@ -124,7 +114,7 @@ class Task:
 
 def write_task(task: Task) -> int:
     """Write one shard and return its number of items."""
-    form, statistics, empty = SampleForm(task.options.array_format), _Statistics(), Counter[str]()
+    form, empty = SampleForm(task.options.array_format), Counter[str]()
     try:
         with ExitStack() as stack:
             shard: Shard | None = None
@@ -136,18 +126,12 @@ def write_task(task: Task) -> int:
                     stack.enter_context(shard)
                 form.add(members, shard, task.number)
                 empty.update(_find_empty(sample))
-                if task.statistics:
-                    statistics.add(sample)
                 _check_size(shard, task.options)
-            if task.statistics:
-                task.writing.write_note(_statistics_name(task.name), statistics.to_bytes(), lasting=False)
             if empty:
                 task.writing.write_note(_empty_name(task.name), json.dumps(empty).encode())
             assert shard is not None, "a task has at least one item"
             n_items = shard.close()[0].n_items
             task.writing.wait()
-            if task.give_back:
-                task.writing.give_back(task.name)
             return n_items
     except PenstockError:
         raise
@@ -162,19 +146,6 @@ def check_unchanged(scanned: tuple[Input, Stamp]) -> None:
         several = "it or a file beside it" if len(paths_of(given)) > 1 else "the file"
         what = "a file in it" if stamp.is_folder else several
         raise InputError(given.path, f"{what} changed while it was converted; wait until it is complete")
-
-
-def read_statistics(writing: ShardFolder, names: Sequence[str]) -> list[dict[str, Moments] | None]:
-    """Return the statistics that were computed while each shard was written; None if they are not there."""
-    return [_parse_statistics(stored) for stored in writing.read_notes(list(map(_statistics_name, names)))]
-
-
-def _parse_statistics(stored: bytes | None) -> dict[str, Moments] | None:
-    try:
-        found = {} if stored is None else json.loads(stored)
-        return {field: Moments.from_json(moment) for field, moment in found.items()} if stored is not None else None
-    except ValueError:  # not fsynced: after a power cut, a shard may be there without its statistics
-        return None
 
 
 def count_empty(writing: ShardFolder, names: Sequence[str]) -> Counter[str]:
@@ -200,14 +171,11 @@ def _identify(about: Mapping[str, Any], number: int, *, keep: bool) -> tuple[str
 def _read_items(task: Task) -> Iterator[Sample]:
     """Yield the items of a shard, with added columns and label. Every error names the input it came from."""
     borders = (np.flatnonzero(np.diff(task.which)) + 1).tolist()
-    order = [int(task.which[start]) for start in [0, *borders]]
-    ahead = FilesAhead((local_paths_of(task.inputs[number]) for number in order), give_back=task.give_back)
-    for place, (start, stop) in enumerate(zip([0, *borders], [*borders, len(task.which)], strict=True)):
-        given, stamp = task.inputs[order[place]], task.stamps[order[place]]
+    for start, stop in zip([0, *borders], [*borders, len(task.which)], strict=True):
+        given, stamp = task.inputs[task.which[start]], task.stamps[task.which[start]]
         opened = None
         try:
-            ahead.follow(place)
-            opened = _OPENED.get(given, stamp, give_back=task.give_back)
+            opened = _OPENED.get(given, stamp)
             samples = opened.recording.samples(task.numbers[start:stop])
             if task.columns:
                 added = task.columns[start:stop]
@@ -224,7 +192,6 @@ def _read_items(task: Task) -> Iterator[Sample]:
             raise
         finally:
             del opened  # or a traceback would keep the recording open
-    ahead.close()
 
 
 def _find_empty(sample: dict[str, Any]) -> Iterator[str]:
@@ -237,33 +204,6 @@ def _find_empty(sample: dict[str, Any]) -> Iterator[str]:
             yield name
 
 
-class _Statistics:
-    """Mean and standard deviation of the fields of a shard. Items of one shape are batched, which is much faster."""
-
-    def __init__(self) -> None:
-        self._moments: dict[str, Moments] = {}
-        self._waiting: dict[str, list[NDArray[Any]]] = {}
-
-    def add(self, sample: dict[str, Any]) -> None:
-        for name, value in sample.items():
-            array = np.asarray(value)
-            if array.dtype.kind not in "fiu":
-                continue
-            waiting = self._waiting.setdefault(name, [])
-            if waiting and (len(waiting) == _STATISTICS_ITEMS or waiting[0].shape != array.shape):
-                self._flush(name)
-            self._waiting[name].append(array)
-
-    def _flush(self, name: str) -> None:
-        self._moments.setdefault(name, Moments()).update(np.stack(self._waiting[name]))
-        self._waiting[name] = []
-
-    def to_bytes(self) -> bytes:
-        for name in self._waiting:
-            self._flush(name)
-        return json.dumps({name: moments.to_json() for name, moments in self._moments.items()}).encode()
-
-
 def _check_size(shard: Shard, options: WriteOptions) -> None:
     limit = options.most_tar_bytes
     if limit is not None and shard.tar_bytes > limit:
@@ -273,10 +213,6 @@ def _check_size(shard: Shard, options: WriteOptions) -> None:
         )
 
 
-def _statistics_name(name: str) -> str:
-    return f"{name}.statistics"
-
-
 def _empty_name(name: str) -> str:
     return f"{name}.empty"
 
@@ -284,15 +220,9 @@ def _empty_name(name: str) -> str:
 class _Opened:
     """A recording that is closed when nothing refers to it any more."""
 
-    def __init__(self, recording: Recording, given_back: Iterable[Any] = ()) -> None:
+    def __init__(self, recording: Recording) -> None:
         self.recording = recording
-        weakref.finalize(self, _close, recording, tuple(given_back))
-
-
-def _close(recording: Recording, given_back: Iterable[Any]) -> None:
-    recording.close()
-    for path in given_back:
-        forget_file(path)
+        weakref.finalize(self, recording.close)
 
 
 class _Recordings(threading.local):
@@ -304,12 +234,10 @@ class _Recordings(threading.local):
     def __init__(self) -> None:
         self.cache: SharedCache[_Opened] = SharedCache(max_bytes=_MAX_OPEN)  # counted as one byte each
 
-    def get(self, given: Input, stamp: Stamp, *, give_back: bool) -> _Opened:
+    def get(self, given: Input, stamp: Stamp) -> _Opened:
         def load() -> _Opened:
             check_unchanged((given, stamp))
-            # Small files were asked for before, and are given back by whoever asked.
-            missing = find_missing(local_paths_of(given)) if give_back else []
-            return _Opened(given.open(), missing)
+            return _Opened(given.open())
 
         return self.cache.get((given, stamp), load, n_bytes=1)
 

@@ -56,7 +56,7 @@ def convert_to_shards(
     reading
         How inputs are read: windows, fields, rates.
     options
-        How shards are written: their size, split, shuffling, statistics, and what to do with bad inputs.
+        How shards are written: their size, split, and what to do with bad inputs.
     workers
         Number of processes that write shards.
     engine

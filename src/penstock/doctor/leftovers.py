@@ -24,8 +24,7 @@ from penstock.shard.publish import stage
 __all__ = ["examine_leftovers", "has_unfinished"]
 
 _STAGING = re.compile(r"\.(?:.+\.)?writing$")
-_REMOVED = re.compile(r"\.(?:.+\.)?written$|\.unstaged$")
-_STAGED = ".staged"
+_REMOVED = re.compile(r"\.(?:.+\.)?written$")
 _SERIES = "timeseries.zarr"  # the commit of a simulation
 _ASIDE = re.compile(r"\..*\.[0-9a-f]{16}\.aside$|\..*\.part$")
 _MOST_NAMED = 20  # files in one command
@@ -49,7 +48,7 @@ def examine_leftovers(listing: Listing) -> Iterator[Finding]:
     for name in (*listing.folders, *listing.links):
         if _STAGING.fullmatch(name):
             yield from _examine_staging(folder / name, holder)
-        elif (_REMOVED.fullmatch(name) or name == _STAGED) and holder is None:
+        elif _REMOVED.fullmatch(name) and holder is None:
             yield _make_rest_finding(folder / name)
     yield from _examine_asides(listing, holder)
 
@@ -123,15 +122,10 @@ def _find_staging(path: Path) -> Staging:
 
 def _make_rest_finding(path: Path) -> Finding:
     size = _measure(path)
-    if path.name == _STAGED:
-        found = f"A conversion that shuffles was stopped; {path} holds what it has read ({size})."
-        advice = "To continue, run `penstock convert` again with --resume. To discard it, remove the folder."
-    else:
-        found = f"A writer was stopped while it cleaned up: {path} is not needed ({size})."
-        advice = "Remove it."
+    found = f"A writer was stopped while it cleaned up: {path} is not needed ({size})."
     command = f"rm -r -- {shlex.quote(str(path))}"
     facts = {"files": size.n_files, "bytes": size.n_bytes}
-    return Finding("data.leftover", "warning", found, advice, command, where=str(path), facts=facts)
+    return Finding("data.leftover", "warning", found, "Remove it.", command, where=str(path), facts=facts)
 
 
 def _examine_asides(listing: Listing, holder: int | None) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ import errno
 import io
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -30,11 +30,8 @@ __all__ = [
     "Window",
     "ask_range",
     "exceeds_cache",
-    "find_missing",
-    "forget_file",
     "forget_range",
     "open_once",
-    "tree_sizes",
 ]
 
 _Path = str | os.PathLike[str]
@@ -67,19 +64,6 @@ def exceeds_cache(sizes: Iterable[int]) -> bool:
         if left < 0:
             return True
     return False
-
-
-def tree_sizes(paths: Iterable[_Path]) -> Iterator[int]:
-    """Yield the sizes of files, and of all files in folders; what cannot be looked at is skipped."""
-    for path in paths:
-        with suppress(OSError):
-            if not os.path.isdir(path):  # noqa: PTH112  # path may be a string
-                yield os.stat(path).st_size  # noqa: PTH116
-                continue
-        for folder, _, names in os.walk(path):
-            for name in names:
-                with suppress(OSError):
-                    yield os.stat(os.path.join(folder, name)).st_size  # noqa: PTH116, PTH118
 
 
 def open_once(path: _Path, *, give_back: bool = False) -> io.BufferedReader:
@@ -227,25 +211,6 @@ class FilesAhead:
         self._ahead.append((total, ours))
         self._ahead_bytes += total
         return True
-
-
-def find_missing(paths: Iterable[_Path]) -> list[_Path]:
-    """Return the files that are larger than `AHEAD_BYTES` and not in the page cache, as far as their middles tell."""
-    found: list[_Path] = []
-    for path in paths:
-        with suppress(OSError):
-            file, status = open_descriptor(path)
-            try:
-                if status.st_size > AHEAD_BYTES and not _is_cached(file, status.st_size // 2):
-                    found.append(path)
-            finally:
-                os.close(file)
-    return found
-
-
-def forget_file(path: _Path) -> None:
-    """Give back the pages of a file, except those that are mapped or not written yet."""
-    _forget([(path, 0, None)])
 
 
 def _forget(extents: Iterable[_Extent]) -> None:

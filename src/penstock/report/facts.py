@@ -5,19 +5,16 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from penstock.core.errors import DamageError, OptionError, SourceError
 from penstock.files.stores.url import is_url
 from penstock.observe.faults import read_quarantine
 from penstock.shard.manifest import MANIFEST, METADATA, Manifest, manifest_path
 from penstock.shard.places.open_dataset import open_dataset
 from penstock.shard.summary import find_problems
-from penstock.transform.moments import Moments
 
 __all__ = ["dataset_facts", "dataset_path"]
 
-_OF_CONVERSIONS = ("conversion", "identity", "statistics")
+_OF_CONVERSIONS = ("conversion", "identity")
 _MOST_LETTERS = 300
 _MOST_GROUPS = 40
 _FIRST_SPLIT = "train"
@@ -49,7 +46,7 @@ def dataset_path(where: str | os.PathLike[str]) -> str:
 
 
 def dataset_facts(where: str) -> dict[str, Any]:
-    """Return totals, fields, splits, statistics and faults of a dataset."""
+    """Return totals, fields, splits and faults of a dataset."""
     manifest, archives = open_dataset(where)
     counts = [shard.n_items for shard in manifest.shards]
     converted = manifest.metadata.get("conversion") or {}
@@ -71,7 +68,6 @@ def dataset_facts(where: str) -> dict[str, Any]:
             {"file": str(entry["file"]), "reason": str(entry["reason"])[:_MOST_LETTERS]}
             for entry in converted.get("skipped", [])
         ],
-        "statistics": _statistics(manifest.metadata.get("statistics")),
         "metadata": {
             str(name): str(value)[:_MOST_LETTERS]
             for name, value in manifest.metadata.items()
@@ -138,30 +134,6 @@ def _groups(converted: dict[str, Any]) -> dict[str, int]:
         if group is not None:
             found[str(group)] = found.get(str(group), 0) + int(entry["samples"])
     return dict(sorted(found.items())[:_MOST_GROUPS])
-
-
-def _statistics(stored: Any) -> dict[str, Any] | None:
-    if not stored:
-        return None
-    fields = []
-    for name, entry in stored["fields"].items():
-        moments = Moments.from_json(entry)
-        mean, std = np.atleast_1d(moments.mean), np.atleast_1d(moments.std)
-        low, high = np.atleast_1d(moments.minimum), np.atleast_1d(moments.maximum)
-        known = np.isfinite(mean).any()  # None of a field that is all NaN
-        fields.append(
-            {
-                "name": str(name),
-                "mean": float(np.nanmean(mean)) if known else None,
-                "std": float(np.nanmean(std)) if known else None,
-                "min": float(np.nanmin(low)) if known else None,
-                "max": float(np.nanmax(high)) if known else None,
-                "channels": len(mean),
-                "nan": int(np.sum(moments.n_nan)),
-                "infinite": int(np.sum(moments.n_infinite)),
-            }
-        )
-    return {"of": str(stored["of"]), "fields": fields}
 
 
 def _list_splits(path: Path) -> list[str]:

@@ -1,16 +1,11 @@
 """Rows of a chunked array, read in whole chunks: overlapping or adjacent windows decode each chunk once."""
 
-from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.cache import SharedCache
-from penstock.files.read_ahead import AHEAD_BYTES, Window, exceeds_cache
-from penstock.source.ranges import Ranges
 
 __all__ = ["ChunkedRowReader"]
 
@@ -23,9 +18,6 @@ class ChunkedRowReader:
 
     Chunked arrays are read in groups of whole chunks; the most recently used groups are cached. Other arrays are read
     directly. Not thread-safe.
-
-    Rows that follow each other are read ahead from the disk, if the array has `locate(start, stop)`, which returns the
-    `Ranges` of rows. Of an array that takes more than half of the memory, pages are given back.
 
     Parameters
     ----------
@@ -46,7 +38,6 @@ class ChunkedRowReader:
             self._group_rows = max(1, _GROUP_BYTES // (self._row_bytes * chunks[0])) * chunks[0]
         self._group_bytes = self._group_rows * self._row_bytes
         self._cache: SharedCache[NDArray[Any]] = SharedCache(max(self._cache_bytes, 2 * self._group_bytes))
-        self._ahead = _RowsAhead(array, max(1, self._group_rows), self._row_bytes)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -54,7 +45,6 @@ class ChunkedRowReader:
     def rows(self, start: int, stop: int) -> NDArray[Any]:
         """Return a copy of rows [start, stop)."""
         if not self._group_rows or (stop - start) * self._row_bytes > self._cache_bytes // 2:
-            self._ahead.follow(start, stop)
             return np.array(self._array[start:stop])
         size = self._group_rows
         groups = [
@@ -67,34 +57,4 @@ class ChunkedRowReader:
         start = number * self._group_rows
         stop = min(start + self._group_rows, len(self))
 
-        def load() -> NDArray[Any]:
-            self._ahead.follow(start, stop)
-            return np.asarray(self._array[start:stop])
-
-        return self._cache.get(number, load, (stop - start) * self._row_bytes)
-
-
-class _RowsAhead:
-    """Asks for the rows after those that are read, in whole groups, and gives back those long before them."""
-
-    def __init__(self, array: Any, group_rows: int, row_bytes: int) -> None:
-        self._locate: Callable[[int, int], Ranges] | None = getattr(array, "locate", None)
-        self._n_rows = array.shape[0] if array.shape else 0
-        self._group_rows, self._group_bytes = group_rows, group_rows * row_bytes
-        self._row_bytes = row_bytes
-        self._give_back = self._locate is not None and exceeds_cache([self._n_rows * row_bytes])
-        self._window = Window()
-        self._ours: deque[tuple[int, int]] = deque()
-        """Rows that were not in the page cache, in the order in which they were asked for."""
-
-    def follow(self, start: int, stop: int) -> None:
-        """Rows [start, stop) are read now. Errors are left to the read."""
-        if self._locate is None:
-            return
-        places = self._window.follow(start * self._row_bytes, stop * self._row_bytes)
-        first, last = (min(-(-at // self._group_bytes) * self._group_rows, self._n_rows) for at in places)
-        with suppress(Exception):
-            if first < last and self._locate(first, last).read_ahead() and self._give_back:
-                self._ours.append((first, last))
-            while self._ours and self._ours[0][1] * self._row_bytes < start * self._row_bytes - AHEAD_BYTES:
-                self._locate(*self._ours.popleft()).give_back()
+        return self._cache.get(number, lambda: np.asarray(self._array[start:stop]), (stop - start) * self._row_bytes)

@@ -230,7 +230,6 @@ RUNNING: tuple[Case, ...] = (
         (
             "transform/test_moments.py",
             "transform/test_standardize.py::test_constant_channels_come_out_as_zeros_and_other_values_of_them_as_their_distance",
-            "convert/test_convert.py::test_statistics_are_those_of_the_training_split_without_nans",
         ),
     ),
     Case(

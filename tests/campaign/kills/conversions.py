@@ -26,7 +26,7 @@ def _options(rng: random.Random) -> ConvertOptions:
     parts = (("train", 0.5), ("val", 0.5))
     split = rng.choice((Split(), Split(), Split(parts, "time"), Split(parts, "subject")))
     writing = WriteOptions(rng.randint(2, 5), compression=rng.choice(("none", "none", "gz")))
-    return ConvertOptions(writing, split, shuffle_seed=rng.choice((None, 3)), statistics=rng.random() < 0.5)
+    return ConvertOptions(writing, split)
 
 
 def _kill_a_conversion(make_engine: Callable[[], Engine], **more: Any) -> Callable[[random.Random, Path, int], int]:

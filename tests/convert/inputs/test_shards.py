@@ -55,7 +55,7 @@ def read_items(folder: Path, order: Any = None) -> list[Any]:
 def test_ids_of_users_are_kept_even_if_converted_twice(tmp_path: Path) -> None:
     folder = write(tmp_path / "0", n_samples=12)
     for turn in range(2):
-        convert([ShardsInput(folder)], tmp_path / f"{turn + 1}", ConvertOptions(WriteOptions(5), shuffle_seed=turn))
+        convert([ShardsInput(folder)], tmp_path / f"{turn + 1}", ConvertOptions(WriteOptions(5)))
         folder = tmp_path / f"{turn + 1}"
     block = TarSource(folder).take(np.arange(12))
     assert [about["sample_id"] for about in block["metadata"]] == [f"trial-{int(x[0, 0])}" for x in block["fixed"]]

@@ -59,7 +59,6 @@ def estimate(
     finally:
         close_recordings()
         shutil.rmtree(scratch, ignore_errors=True)
-    seconds *= 2 if options.shuffle_seed is not None else 1
     found = {job.folder.name if len(jobs) > 1 else "all": (job.n_items, job.n_shards) for job in jobs}
     if as_json:
         answer = {

@@ -254,16 +254,6 @@ class _ShardGroup:
             autocompletion=choices("samples", "columns", "auto"),
         ),
     ] = "samples"
-    shuffle_seed: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Write items in a random order across inputs, derived from this seed."),
-    ] = None
-    stats: Annotated[
-        bool,
-        typer.Option(
-            "--stats", help="Store the mean and standard deviation of each field, over the split train if there is one."
-        ),
-    ] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,8 +361,6 @@ class ConversionOptions:
         return ConvertOptions(
             WriteOptions(**writing),
             Split(**split),
-            self.shards.shuffle_seed,
-            self.shards.stats,
             "skip" if self.execution.skip_bad else "fail",
             Columns(self.columns.name_pattern, self.columns.table, self.columns.key, self.columns.label),
         )

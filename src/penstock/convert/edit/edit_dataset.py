@@ -33,7 +33,7 @@ __all__ = ["edit_dataset", "write_edited"]
 
 _Place = str | os.PathLike[str] | Url
 
-_SET_BY_CONVERSION = ("conversion", "identity", "statistics")
+_SET_BY_CONVERSION = ("conversion", "identity")
 
 
 def edit_dataset(
@@ -127,7 +127,7 @@ def write_edited(
     kept: Any = {"compression": _keep_compression(manifests), "layout": _keep_layout(manifests)}
     write = WriteOptions(_choose_shard_size(manifests, edits), metadata=_keep_own(manifests), **kept)
     split = Split() if edits.split is None else Split(tuple(edits.split.items()))
-    options = ConvertOptions(write, split, statistics=all("statistics" in each.metadata for each in manifests))
+    options = ConvertOptions(write, split)
     how: dict[str, Any] = {"engine": engine, "existing": existing, "on_progress": on_progress, "store": output_store}
     try:
         return convert(inputs, output, options, arrangement=Arranged(edits, _keep_classes(manifests)), **how)

@@ -4,7 +4,6 @@ Files are not memory-mapped: a mapped file that becomes shorter would kill the p
 is an error that can be reported. `RowRecording` also serves `.npz` archives and zarr stores.
 """
 
-import io
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -21,7 +20,6 @@ from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, ReadError, SourceError
 from penstock.core.text import cause
 from penstock.files.byte_files import ByteFile, count_bytes, open_bytes, read_at
-from penstock.files.read_ahead import FileAhead, exceeds_cache
 from penstock.files.spans.options import RemoteOptions
 from penstock.files.stores.url import Url
 from penstock.shard.codec import parse_npy_header
@@ -224,18 +222,11 @@ class _RowMajor:
     def __init__(self, file: ByteFile, shape: tuple[int, ...], dtype: np.dtype[Any], at: int, what: str) -> None:
         self._file, self._shape, self._dtype, self._at, self._what = file, shape, dtype, at, what
         self._row_bytes = dtype.itemsize * math.prod(shape[1:])
-        end = at + shape[0] * self._row_bytes
-        self._ahead: FileAhead | None = None  # an object at a URL is read ahead by itself
-        if isinstance(file, io.FileIO):
-            self._ahead = FileAhead(file.fileno(), end, give_back=exceeds_cache([end]))
 
     def rows(self, start: int, stop: int) -> NDArray[Any]:
         out = np.empty((stop - start, *self._shape[1:]), self._dtype)
         where = f"rows {start}–{stop - 1} of {self._what}"
-        begin = self._at + start * self._row_bytes
-        if self._ahead is not None and not self._file.closed:
-            self._ahead.follow(begin, begin + out.nbytes)
-        _read(self._file, out.reshape(-1).view(np.uint8), begin, where)
+        _read(self._file, out.reshape(-1).view(np.uint8), self._at + start * self._row_bytes, where)
         return out.astype(self._dtype.newbyteorder("="), copy=False)
 
 

@@ -22,8 +22,6 @@ from penstock.files.spans.remote_folder import RemoteFolder
 from penstock.files.stores.url import Url
 from penstock.source.checks import allocate
 from penstock.source.chunked_rows import ChunkedRowReader
-from penstock.source.file_ranges import FileRanges
-from penstock.source.ranges import Ranges
 from penstock.source.stored.open_array import open_array
 from penstock.source.stored.zarr.array import ZarrArray
 from penstock.source.stored.zarr.group import find_arrays
@@ -185,16 +183,11 @@ class _CheckedArray:
     def __getitem__(self, selection: tuple[slice, ...]) -> NDArray[Any]:
         bounds = self._bounds(selection)
         out = allocate(tuple(stop - start for start, stop in bounds), self._stored.dtype, "rows of a zarr array")
-        if self.is_remote:
-            self.locate(selection).read_ahead()  # all chunks at once
+        if self.is_remote:  # all chunks at once
+            self._stored.locate_rows(np.arange(*bounds[0]), tuple(bounds[1:])).read_ahead()
         for task in self._stored.tasks(*bounds[0], tuple(bounds[1:]), out):
             task()
         return out
-
-    def locate(self, selection: tuple[slice, ...]) -> Ranges:
-        """Return where the chunks lie that hold a selection."""
-        rows, *columns = self._bounds(selection)
-        return self._stored.locate_rows(np.arange(*rows), tuple(columns))
 
     def _bounds(self, selection: tuple[slice, ...]) -> list[tuple[int, int]]:
         shape = self._stored.shape
@@ -220,18 +213,9 @@ class _AxisFirst:
         # In a zarr shard, its inner chunks are decoded.
         self.chunks = (array.chunks[axis],)
 
-    def locate(self, start: int, stop: int) -> Ranges:
-        """Return where rows lie; nothing if zarr-python reads them."""
-        if not isinstance(self._stored, _CheckedArray):
-            return FileRanges.none()
-        return self._stored.locate(self._select(slice(start, stop)))
-
-    def _select(self, rows: slice) -> tuple[slice, ...]:
-        return (*(slice(None),) * self._axis, rows)
-
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         try:
-            found = self._stored[self._select(rows)]
+            found = self._stored[(*(slice(None),) * self._axis, rows)]
         except Exception as error:  # every codec raises its own errors
             raise ReadError(
                 f"Could not read rows {rows.start}–{rows.stop - 1} of {self._what}: {type(error).__name__}: {error}"

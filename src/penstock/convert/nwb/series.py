@@ -1,8 +1,6 @@
 """Numeric series: frames of a window at the rate of the series, or interpolated at the bins."""
 
-import math
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +14,6 @@ from penstock.core.limits import check_expansion
 from penstock.files.stores.url import Url
 from penstock.source.audio.resample import Resampler
 from penstock.source.chunked_rows import ChunkedRowReader
-from penstock.source.file_ranges import FileRanges
-from penstock.source.ranges import Ranges
-from penstock.source.stored.h5_file import OpenHdf5
-from penstock.source.stored.hdf5 import Hdf5Places
 from penstock.source.stored.self_contained import check_read, stored_bytes
 
 __all__ = ["Binned", "Continuous", "Series"]
@@ -38,7 +32,7 @@ class Series:
         if not entry.is_numeric:
             raise SourceError(f"A series must hold numbers, but {entry} in {file} does not.")
         self.times: Times = read_times(entry, file)
-        self._reader = ChunkedRowReader(_LocatedRows.of(entry.series.data, file))
+        self._reader = ChunkedRowReader(entry.series.data)
         self.shape = self._reader.shape[1:] or (1,)
         """Shape of one frame; a series of single values has one column."""
 
@@ -97,41 +91,6 @@ class Series:
             "rate_hz": self.rate,
             "shape": [self.times.n, *self.shape],
         }
-
-
-class _LocatedRows:
-    """The rows of a dataset of h5py, and where they lie in the file, so that they are read ahead."""
-
-    def __init__(self, data: Any, file: Path | Url) -> None:
-        self._data, self._file = data, file
-        self.shape, self.dtype, self.chunks = data.shape, data.dtype, data.chunks
-
-    @classmethod
-    def of(cls, data: Any, file: Path | Url) -> Any:
-        """Return the data as they are, if they are not in an HDF5 file."""
-        return cls(data, file) if hasattr(getattr(data, "id", None), "get_offset") else data
-
-    def __getitem__(self, rows: slice) -> Any:
-        return self._data[rows]
-
-    @cached_property
-    def _places(self) -> Hdf5Places | None:
-        if isinstance(self._file, Url):  # the file reads ahead by itself
-            return None
-        return Hdf5Places.find(self._data, OpenHdf5(self._data.file, str(self._file)))
-
-    def locate(self, start: int, stop: int) -> Ranges:
-        """Return where rows, or the chunks that hold them, lie."""
-        places = self._places
-        if places is None:
-            return FileRanges.none()
-        if not places.counts:
-            row_values = math.prod(self.shape[1:])
-            first = np.array([start * row_values])
-            return places.locate_values(first, (stop - start) * row_values, self.shape[0] * row_values)
-        per_row = math.prod(places.counts[1:])  # chunks side by side
-        which = slice(start // self.chunks[0] * per_row, -(-stop // self.chunks[0]) * per_row)
-        return places.file.locate(places.begins[which], places.ends[which])
 
 
 class _Resampled:

@@ -17,11 +17,10 @@ from penstock.report.figures.items import plot_item
 from penstock.shard.places.open_dataset import open_dataset
 from penstock.shard.summary import find_problems, summarize
 from penstock.source.tar.source import TarSource
-from penstock.transform.moments import Moments
 
 __all__ = ["ShardedDatasetInfo", "describe_item", "measure_values", "plot_stored_item", "read_item"]
 
-_OF_CONVERSIONS = ("conversion", "identity", "statistics")
+_OF_CONVERSIONS = ("conversion", "identity")
 
 
 class ShardedDatasetInfo:
@@ -95,19 +94,6 @@ def _metadata_lines(metadata: dict[str, Any]) -> list[str]:
     lines += ["", f"Converted from {count(len(files), 'input')}", *(f"  {file}" for file in files[:10])]
     lines += [f"  … and {len(files) - 10:,} more"] if len(files) > 10 else []
     lines += [f"  skipped: {entry['file']}: {entry['reason']}" for entry in converted["skipped"]]
-    statistics = metadata.get("statistics")
-    if statistics:
-        lines += ["", f"Statistics of {statistics['of']}", *_statistics_lines(statistics["fields"])]
-    return lines
-
-
-def _statistics_lines(fields: dict[str, Any]) -> list[str]:
-    lines = []
-    for name, stored in fields.items():
-        moments = Moments.from_json(stored)
-        mean, std = np.atleast_1d(moments.mean), np.atleast_1d(moments.std)
-        channels = f", {len(mean):,} channels" if len(mean) > 1 else ""
-        lines.append(f"  {name}: mean {np.nanmean(mean):g}, standard deviation {np.nanmean(std):g}{channels}")
     return lines
 
 

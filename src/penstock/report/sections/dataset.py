@@ -1,11 +1,10 @@
-"""The dataset section of a report: fields, shards, splits, statistics, and some items."""
+"""The dataset section of a report: fields, shards, splits, and some items."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from penstock.core.text import count
 from penstock.observe.advice import format_bytes
-from penstock.observe.text import format_number
 from penstock.report.content import ItemPicture
 from penstock.report.page.html import Html, join, tag
 from penstock.report.page.layout import figure, picture, table
@@ -29,7 +28,6 @@ def dataset_section(data: dict[str, Any], pictures: Sequence[ItemPicture], no_pi
         _fields(data),
         _bytes(data),
         _splits(data),
-        _statistics(data["statistics"]),
         _metadata(data["metadata"]),
         tag("h3", "Example items"),
         *_items(pictures, no_pictures),
@@ -111,35 +109,6 @@ def _splits(data: dict[str, Any]) -> Html | None:
 def _join_groups(groups: Sequence[str]) -> str:
     more = f" and {len(groups) - _MOST_NAMED} more" if len(groups) > _MOST_NAMED else ""
     return ", ".join(groups[:_MOST_NAMED]) + more
-
-
-def _statistics(statistics: dict[str, Any] | None) -> Html | None:
-    if statistics is None or not statistics["fields"]:
-        return None
-    rows = [
-        [
-            entry["name"],
-            *(
-                "–" if entry[key] is None else format_number(float(f"{entry[key]:.4g}"))
-                for key in ("mean", "std", "min", "max")
-            ),
-            f"{entry['channels']:,}",
-            f"{entry['nan']:,}",
-            f"{entry['infinite']:,}",
-        ]
-        for entry in statistics["fields"]
-    ]
-    head = ["field", "mean", "std", "min", "max", "channels", "NaN", "Inf"]
-    of = "all items" if statistics["of"] == "all" else f"the {statistics['of']} split"
-    return join(
-        tag("h3", "Statistics"),
-        tag(
-            "p",
-            f"Of {of}; mean and standard deviation are averaged over channels. NaN and infinite values are left out, "
-            "and counted in the last two columns.",
-        ),
-        table("Statistics", head, rows),
-    )
 
 
 def _metadata(metadata: dict[str, str]) -> Html | None:

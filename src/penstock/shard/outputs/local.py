@@ -6,7 +6,6 @@ from pathlib import Path
 
 from penstock.files.durable import write_aside
 from penstock.files.locks import FolderLock
-from penstock.files.read_ahead import forget_file
 from penstock.files.regular import NotRegularError, read_regular
 from penstock.shard.compression import Compression
 from penstock.shard.manifest import MANIFEST, Manifest
@@ -47,9 +46,9 @@ class LocalShards:
         """Yield the shards that were written completely; None for those that were not."""
         return (find_finished_shard(self.folder, name, compression) for name in names)
 
-    def write_note(self, name: str, content: bytes, *, lasting: bool = True) -> None:
+    def write_note(self, name: str, content: bytes) -> None:
         """Write a small file beside the shards."""
-        write_aside(self.folder / name, content, lasting=lasting)
+        write_aside(self.folder / name, content)
 
     def read_notes(self, names: Sequence[str]) -> list[bytes | None]:
         """Return the contents of such files; None for those that are not there."""
@@ -64,10 +63,6 @@ class LocalShards:
     def read_index(self, name: str) -> bytes:
         """Return the side index of a shard."""
         return read_regular(self.folder / index_name(name))
-
-    def give_back(self, name: str) -> None:
-        """Give back the pages of a shard."""
-        forget_file(self.folder / name)
 
     def wait(self) -> None:
         """Do nothing: a shard is stored when it is closed."""

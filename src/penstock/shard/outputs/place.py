@@ -44,7 +44,7 @@ class ShardFolder(Protocol):
         """Yield the shards that were written completely; None for those that were not."""
         ...
 
-    def write_note(self, name: str, content: bytes, *, lasting: bool = True) -> None:
+    def write_note(self, name: str, content: bytes) -> None:
         """Store a small file beside the shards that is removed when they are published."""
         ...
 
@@ -54,10 +54,6 @@ class ShardFolder(Protocol):
 
     def read_index(self, name: str) -> bytes:
         """Return the side index of a shard, given the file name of the shard."""
-        ...
-
-    def give_back(self, name: str) -> None:
-        """Give back the memory that the system uses to cache a finished shard."""
         ...
 
     def wait(self) -> None:

@@ -2,7 +2,7 @@
 
 URL/.writing/options.json           a write has begun: its options and writer, the tag of its shards, what it replaces
 URL/NAME, URL/NAME.index            a finished shard
-URL/.writing/NAME.statistics        what a conversion notes of a shard
+URL/.writing/NAME.empty             what a conversion notes of a shard
 URL/.writing/dataset_metadata.json  all shards are finished: from here on, a resumed writer only puts the manifest
 URL/dataset_metadata.json           the dataset is published
 

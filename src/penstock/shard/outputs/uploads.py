@@ -108,9 +108,8 @@ class RemoteShards:
         entry = describe_shard(name, side_index, stored, found[name].n_bytes, compression)
         return None if compression == "none" and entry.stored_bytes != entry.tar_bytes else (entry, side_index)
 
-    def write_note(self, name: str, content: bytes, *, lasting: bool = True) -> None:
-        """Put a small object; `lasting` is for folders: the server keeps what it has confirmed."""
-        del lasting
+    def write_note(self, name: str, content: bytes) -> None:
+        """Put a small object."""
         self.store.put(f"{WRITING}/{name}", content)
 
     def read_notes(self, names: Sequence[str]) -> list[bytes | None]:
@@ -127,9 +126,6 @@ class RemoteShards:
     def read_index(self, name: str) -> bytes:
         """Return the side index of a shard."""
         return self.store.read_object(index_name(name))[0]
-
-    def give_back(self, name: str) -> None:
-        """Do nothing: the shard is not on this machine."""
 
     def wait(self) -> None:
         """Return when everything is stored; raise WriteError if something could not be."""
