@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import os
 import sys
 import threading
 import time
@@ -85,12 +86,65 @@ def test_workers_are_forked_when_no_other_thread_is_importing(tmp_path: Path) ->
     assert run_isolated(begin_during_an_import, str(tmp_path)) == planned_items(PLAN)
 
 
+def begin_an_import_at_a_fork(folder: str) -> tuple[list[list[int]], str]:
+    """Let another thread begin an import at the very moment when the first worker is forked, and end it afterwards."""
+    begin = threading.Event()
+    waits = f"import os\nfrom {__name__} import GATE\nos.getpid() == {os.getpid()} and GATE.wait(100)\n"
+    Path(folder, f"{MODULE}.py").write_text(waits)
+    sys.path.insert(0, folder)
+    threading.Thread(target=lambda: begin.wait(100) and importlib.import_module(MODULE), daemon=True).start()
+
+    def before_fork() -> None:
+        begin.set()
+        eventually(lambda: MODULE in sys.modules, seconds=0.5)
+        threading.Timer(0.2, GATE.set).start()
+
+    os.register_at_fork(before=before_fork)
+    options = RunOptions(executor="processes", start_method="fork", timeout_seconds=30.0)
+    return run_epoch(options, import_it)[:2]
+
+
+def test_no_import_begins_while_a_worker_is_forked(tmp_path: Path) -> None:
+    assert run_isolated(begin_an_import_at_a_fork, str(tmp_path)) == (planned_items(PLAN), "the end")
+
+
 class OpenGate(logging.Handler):
-    """Lets the import end when the log says that a worker is replaced."""
+    """Lets the import end, or another thread release its lock, when the log says that a worker is replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if "did not get as far as its first batch" in record.getMessage():
+        if "did not get as far as its first batch" in record.getMessage() or "did not answer" in record.getMessage():
             GATE.set()
+
+
+LOCK = threading.Lock()
+
+
+def need_the_lock(item: Any, _rng: Any) -> Any:
+    with LOCK:
+        return item
+
+
+def hold_the_lock() -> None:
+    with LOCK:
+        GATE.wait(100)
+
+
+def begin_with_a_lock_of_the_user(is_released: bool) -> tuple[list[list[int]], str]:
+    """Fork workers whose first batch needs a lock of another thread, which is released when one was replaced."""
+    executor._ANSWER_SECONDS = 1.0
+    threading.Thread(target=hold_the_lock, daemon=True).start()
+    assert eventually(LOCK.locked)
+    if is_released:
+        logging.getLogger("penstock").addHandler(OpenGate())
+    return run_epoch(FORK, need_the_lock)[:2]
+
+
+def test_a_forked_worker_that_never_answers_is_replaced_and_then_an_error() -> None:
+    assert run_isolated(begin_with_a_lock_of_the_user, True) == (planned_items(PLAN), "the end")
+    found, end = run_isolated(begin_with_a_lock_of_the_user, False)
+    assert found == []
+    assert "did not answer within 1 s (if a batch takes so long, set timeout_seconds; if it waits for a lock" in end
+    assert "while making batch 0 of epoch 0" in end
 
 
 def begin_with_a_lock(folder: str, is_released: bool) -> tuple[list[list[int]], str]:

@@ -39,6 +39,7 @@ _LOG = logging.getLogger("penstock")
 _MAX_REQUESTS = 32  # that a worker has not answered: their bytes fit into its pipe
 _MAX_DEATHS = 2  # of workers by one batch
 _FIRST_SECONDS, _MAX_STUCK = 60.0, 3  # that a forked worker may take to start, and how many may take longer
+_ANSWER_SECONDS = 600.0  # that it may take for its first batch, unless timeout_seconds says how long batches take
 _MAX_START_DEATHS = 10  # of workers that a signal kills while they start, one after the other
 
 
@@ -205,7 +206,7 @@ class _Run:
         workers = list(self._pool.workers)
         pipes: list[Any] = [worker.pipe for worker in workers]
         sentinels: list[Any] = [worker.sentinel for worker in workers]
-        stuck_at = [worker.stuck_at(_FIRST_SECONDS * 2 ** self._stuck[worker.number]) for worker in workers]
+        stuck_at = [self._stuck_at(worker) for worker in workers]
         until = min(math.inf if at is None else at for at in (deadline, self._quiet_until, *stuck_at))
         remaining = None if until == math.inf else max(0.0, until - time.monotonic())
         ready = wait([*pipes, *sentinels, self._wake_pipe[0]], remaining)
@@ -241,7 +242,7 @@ class _Run:
         if not answer.number:
             assert answer.error is not None, "a worker that starts says nothing"
             raise WorkerError(f"Worker {worker.number} could not start.") from answer.error.error()
-        self._start_deaths = 0
+        self._start_deaths, worker.has_answered = 0, True
         if answer.transfers is not None:
             self._pool.transfers += answer.transfers
         request = worker.requests.pop(answer.number)
@@ -250,9 +251,21 @@ class _Run:
         else:
             self._results[request.steps[0]] = (request, answer)
 
+    def _stuck_at(self, worker: WorkerProcess) -> float:
+        to_answer = _ANSWER_SECONDS if self._pool.options.timeout_seconds is None else math.inf
+        return worker.stuck_at(_FIRST_SECONDS * 2 ** self._stuck[worker.number], to_answer)
+
     def _replace_stuck(self, worker: WorkerProcess) -> None:
-        """Replace a worker that is alive and does not start."""
+        """Replace a worker that is alive and does not start, or does not answer."""
+        if self._stuck_at(worker) > time.monotonic():
+            return
         if worker.has_started:
+            self._replace(
+                worker,
+                f"Worker {worker.number} did not answer within {_ANSWER_SECONDS:.0f} s (if a batch takes so long, set "
+                "timeout_seconds; if it waits for a lock of the process it was forked from, use "
+                "start_method='forkserver')",
+            )
             return
         seconds = _FIRST_SECONDS * 2 ** self._stuck[worker.number]
         how = f"Worker {worker.number} did not get as far as its first batch within {seconds:.0f} s"

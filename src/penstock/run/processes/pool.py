@@ -22,7 +22,7 @@ from penstock.run.make_batch import BatchMaker
 from penstock.run.options import RunOptions
 from penstock.run.prefetch import Prefetch
 from penstock.run.processes.messages import Specification
-from penstock.run.processes.process import WorkerProcess, end_processes, wait_for_imports
+from penstock.run.processes.process import WorkerProcess, end_processes
 from penstock.run.processes.ring import Ring
 from penstock.run.processes.worker import WorkerPlace
 
@@ -98,8 +98,6 @@ class WorkerPool:
 
     def start(self) -> None:
         """Start the workers, unless they run."""
-        if self.method == "fork" and len(self.workers) < self.n_workers:
-            wait_for_imports()
         try:
             while len(self.workers) < self.n_workers:
                 self.workers.append(self._make_worker(len(self.workers)))
@@ -111,8 +109,6 @@ class WorkerPool:
     def replace(self, worker: WorkerProcess) -> None:
         """Start another worker in the place of one that has died."""
         end_processes([worker])
-        if self.method == "fork":
-            wait_for_imports()
         self.workers[worker.number] = self._make_worker(worker.number)
         self._start(self.workers[worker.number])
 

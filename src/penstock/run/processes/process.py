@@ -1,5 +1,6 @@
 """One worker process: its pipe, the requests it has not answered, and how it ends."""
 
+import _imp
 import logging
 import math
 import multiprocessing as mp
@@ -8,8 +9,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from types import FrameType
@@ -21,7 +22,7 @@ from penstock.run.processes.messages import Answer, NewPlan, Request, Specificat
 from penstock.run.processes.ring import IDLE, STARTING, Ring
 from penstock.run.processes.worker import WorkerPlace, run_worker
 
-__all__ = ["WorkerProcess", "end_processes", "wait_for_imports"]
+__all__ = ["WorkerProcess", "end_processes"]
 
 _LOG = logging.getLogger("penstock")
 _IMPORT_SECONDS = 10.0
@@ -51,6 +52,8 @@ class WorkerProcess:
         """The plan that it has."""
         self.method = specification.method
         """How it is started."""
+        self.has_answered = False
+        """Whether it has answered a request."""
         self._arguments = (place, specification, ring)
         self._board = ring.board[2 * place.number : 2 * place.number + 2]
         self._board[:] = STARTING
@@ -75,7 +78,8 @@ class WorkerProcess:
             # The worker inherits it, so that Ctrl-C does not interrupt its imports; here, it is delivered afterwards.
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
-                _start_process(process)
+                with _hold_imports() if self.method == "fork" else nullcontext():
+                    _start_process(process)
                 self._process = process
                 self._pidfd = _open_pidfd(process.pid)
             except BaseException as error:
@@ -99,13 +103,14 @@ class WorkerProcess:
         """Whether it got as far as its first request."""
         return bool(self._board[0] != STARTING)
 
-    def stuck_at(self, seconds: float) -> float:
-        """Return when it counts as stuck if it does not start within `seconds` of its first request.
+    def stuck_at(self, to_start: float, to_answer: float) -> float:
+        """Return when it counts as stuck if it does not start, or answer, within seconds after its first request.
 
         Infinity, unless it is forked: it may then wait for ever for a lock that another thread of its parent held.
         """
-        is_waited_for = self.method == "fork" and self.requests and not self.has_started
-        return self._asked_at + seconds if is_waited_for else math.inf
+        if self.method != "fork" or not self.requests or self.has_answered:
+            return math.inf
+        return self._asked_at + (to_answer if self.has_started else to_start)
 
     @property
     def current(self) -> Request | None:
@@ -208,16 +213,25 @@ def end_processes(processes: list[WorkerProcess]) -> None:
             process._close()
 
 
-def wait_for_imports() -> None:
-    """Wait until no other thread is importing: a forked process that needs the same module would wait for ever."""
+@contextmanager
+def _hold_imports() -> Iterator[None]:
+    """Let no other thread begin or be in the middle of an import: a forked process would wait for its lock for ever."""
     deadline = time.monotonic() + _IMPORT_SECONDS
-    while (thread := _find_importing_thread()) is not None:
+    while True:
+        _imp.acquire_lock()  # whoever holds it is the only one to get locks of modules; `run_worker` releases its copy
+        try:
+            if (thread := _find_importing_thread()) is None:
+                yield
+                return
+        finally:
+            _imp.release_lock()
         if time.monotonic() > deadline:
             _LOG.warning(
                 "Thread %s has been importing for %.0f s. A worker that is forked now, and needs what it imports, may "
                 "wait for ever. Use start_method='forkserver', or start the loader afterwards.",
                 thread, _IMPORT_SECONDS,
             )  # fmt: skip
+            yield
             return
         time.sleep(0.005)
 

@@ -3,6 +3,7 @@
 A worker holds no position: it works out the draws of each request, so another process can make the same batches again.
 """
 
+import _imp
 import fcntl
 import os
 import random
@@ -56,6 +57,8 @@ def run_worker(
     others
         Ends of pipes that this process has inherited from the consumer's: open here, they would hide its death.
     """
+    while place.method == "fork" and _imp.lock_held():  # by the thread that forked this process
+        _imp.release_lock()
     for other in others:
         other.close()
     # Ctrl-C is for the consumer: it ends its workers. Handlers that a fork inherits are not meant for this process.
