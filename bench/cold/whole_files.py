@@ -20,7 +20,7 @@ from bench.measure import Contender, Result, measured, report
 from bench.sizes import sized
 from penstock.shard.index_tars import index_archives
 from penstock.shard.verify import verify_shards
-from penstock.source.stored.zarr.index_chunks import index_store, verify_store
+from penstock.source.stored.zarr.check_store import check_store
 
 __all__ = ["run"]
 
@@ -40,7 +40,7 @@ def run(folder: Path, out: Path, repeats: int) -> None:
     for title, where, jobs in (
         ("shards, items of 295 kB", data / "large", (verify, index, tar_moments)),
         ("shards, items of 1 kB", data / "small", (verify, index, tar_moments)),
-        ("zarr, chunks of 1 MB", data / "array.zarr", (verify_chunks, index_chunks, zarr_moments)),
+        ("zarr, chunks of 1 MB", data / "array.zarr", (check_chunks, zarr_moments)),
         ("npy", data / "rows", (npy_moments,)),
     ):
         n_bytes = sum(path.stat().st_size for path in files_of(where))
@@ -86,15 +86,9 @@ def index(where: Path) -> None:
     assert not problems
 
 
-def verify_chunks(where: Path) -> None:
-    """Compare the checksums of all chunks."""
-    _, problems = verify_store(where, workers=2)
-    assert not problems
-
-
-def index_chunks(where: Path) -> None:
-    """Decode all chunks, and write their checksums."""
-    _, problems = index_store(where, workers=2)
+def check_chunks(where: Path) -> None:
+    """Decode all chunks."""
+    _, problems = check_store(where, workers=2)
     assert not problems
 
 
@@ -148,5 +142,4 @@ def _write(data: Path) -> Path:
     array = zarr.create_array(str(data / "array.zarr"), shape=ZARR, chunks=CHUNKS, dtype="f4", compressors=None)
     for start in range(0, ZARR[0], 256):
         array[start : start + 256] = rng.random((256, *ZARR[1:]), np.float32)
-    index_store(data / "array.zarr")
     return data

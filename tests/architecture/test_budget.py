@@ -10,8 +10,8 @@ from penstock_tree import ROOT, SRC
 
 BUDGET = {
     "chain": 461,
-    "cli": 2775,
-    "convert": 8616,
+    "cli": 2748,
+    "convert": 8614,
     "core": 2727,
     "doctor": 1962,
     "feed": 2053,
@@ -22,11 +22,11 @@ BUDGET = {
     "report": 2606,
     "run": 3243,
     "shard": 7897,
-    "source": 16674,
+    "source": 16214,
     "transform": 2251,
     "the C part": 1180,
-    "tests": 79074,
-    "tests/campaign": 7089,
+    "tests": 78839,
+    "tests/campaign": 7076,
     "pages of docs/how-to": 49,
 }
 _SLACK = 40

@@ -24,7 +24,6 @@ from penstock import ArraySource, Loader, Plan, RunOptions, Shuffle, Source, Tar
 from penstock.core.errors import PenstockError
 from penstock.recipes.webdataset import WebDatasetWriter
 from penstock.source.stored.source import ZarrSource
-from penstock.source.stored.zarr.index_chunks import index_store
 from tests.campaign.trials import Kind, Run, Trials
 
 __all__ = ["CHANGES"]
@@ -65,12 +64,10 @@ def _shards(compression: Any, suffix: str = "") -> Callable[[Path], tuple[Path, 
     return write
 
 
-def _chunks(compressors: Any, *, index: bool = False) -> Callable[[Path], tuple[Path, Callable[[], Source]]]:
+def _chunks(compressors: Any) -> Callable[[Path], tuple[Path, Callable[[], Source]]]:
     def write(folder: Path) -> tuple[Path, Callable[[], Source]]:
         options = {"chunks": (20, 4), "compressors": compressors, "zarr_format": 3}
         zarr.create_array(folder / "x", shape=_ROWS.shape, dtype=_ROWS.dtype, **options)[...] = _ROWS
-        if index:
-            index_store(folder / "x")
         return folder / "x" / "c" / "1" / "0", lambda: ZarrSource(folder, {"x": "x"}, threads=2)
 
     return write
@@ -211,11 +208,6 @@ _KINDS = {
         "zarr chunks with checksums",
         (20, 33),
         Stored(_chunks((Crc32cCodec(),)), ("removed", *_TRUNCATIONS, *_REWRITES)),
-    ),
-    "zarr-indexed": (
-        "indexed zarr chunks",
-        (20, 33),
-        Stored(_chunks((), index=True), ("removed", *_TRUNCATIONS, *_REWRITES)),
     ),
     "zarr-plain": ("zarr chunks", (20,), Stored(_chunks(()), ("removed", *_TRUNCATIONS))),
     "npy-map": ("memory maps", (11,), Stored(_map, ("removed", *_TRUNCATIONS), is_put_right=False)),

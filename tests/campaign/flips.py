@@ -18,7 +18,6 @@ from penstock import TarSource
 from penstock.core.errors import PenstockError
 from penstock.shard.manifest import MANIFEST
 from penstock.source.stored.source import ZarrSource
-from penstock.source.stored.zarr.index_chunks import index_store
 from tests.campaign.trials import Kind, Trials
 
 __all__ = ["FLIPS"]
@@ -58,13 +57,11 @@ def _shards(name: str, **options: str) -> Callable[[random.Random, Path, int], i
     return run
 
 
-def _chunks(*codecs: Any, index: bool = False) -> Callable[[random.Random, Path, int], int]:
+def _chunks(*codecs: Any) -> Callable[[random.Random, Path, int], int]:
     def run(rng: random.Random, folder: Path, number: int) -> int:
         path = folder / "array"
         options = {"chunks": (25, 4), "compressors": codecs, "zarr_format": 3}
         zarr.create_array(path, shape=_ROWS.shape, dtype=_ROWS.dtype, **options)[...] = _ROWS
-        if index:
-            index_store(path)
 
         def is_right() -> bool:
             source = ZarrSource(path, threads=1)
@@ -90,6 +87,5 @@ FLIPS = Trials(
             Kind(f"zarr-{name}", f"bit flips in a zarr chunk with {name}", (20,), _chunks(codec), most=_MOST)
             for name, codec in _CODECS.items()
         ),
-        Kind("zarr-indexed", "bit flips in an indexed zarr chunk", (20,), _chunks(index=True), most=_MOST),
     ],
 )

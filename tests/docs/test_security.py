@@ -15,7 +15,6 @@ _ROW = re.compile(r"^\| (.+?) \| ([\d,]+)[^|]* \| `(penstock[\w.]+)\.(\w+)` \|$"
 _CONNECTING = {"socket", "ssl", "http", "urllib", "ftplib", "smtplib", "requests", "httpx", "aiohttp", "websockets"}
 _HARMLESS = {"urllib", "urllib.parse"}  # texts only
 _LOCAL_SOCKETS = {
-    "penstock.files.leases",  # the name of this machine
     # A pair of sockets between a forked child and the process that does its requests:
     "penstock.files.stores.clients.client_process",
     "penstock.files.stores.clients.messages",

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from penstock.recipes.webdataset.info import ShardedDatasetInfo
     from penstock.shard.index_tars import Problem
     from penstock.shard.manifest import Manifest
-    from penstock.source.stored.zarr.index_chunks import IndexedArray
 
 __all__ = ["index", "inspect", "print_problems", "problems_to_json", "verify"]
 
@@ -32,9 +31,9 @@ def index(  # noqa: PLR0917  # one parameter per option
     where: Annotated[
         str,
         typer.Argument(
-            metavar="DIR|PATTERN|STORE|URL",
-            help="A folder of tars, a pattern such as 'train-{000000..000009}.tar', the URL of one, or a zarr store; "
-            "also as --input (-i).",
+            metavar="DIR|PATTERN|URL",
+            help="A folder of tars, a pattern such as 'train-{000000..000009}.tar', or the URL of one; also as --input "
+            "(-i).",
         ),
     ],
     url: UrlGroup,
@@ -54,18 +53,19 @@ def index(  # noqa: PLR0917  # one parameter per option
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Index tars that other tools wrote, or the chunks of a zarr store, without changing them.
+    """Index tars that other tools wrote, without changing them.
 
-    The index of tars gives random access, exact length and exact resume. The index of a zarr store has a checksum for
-    each chunk, which is compared when the chunk is first read. Everything is read once. If there are problems, they are
-    listed and nothing is written.
+    The index gives random access, exact length and exact resume. Everything is read once. If there are problems, they
+    are listed and nothing is written.
 
     The index of a URL is uploaded beside the tars, so that everybody can train from the URL. With --output it stays on
     this machine, for servers that cannot be written to.
     """
     if is_store(where):
-        _index_store(where, workers, quiet=quiet, as_json=as_json)
-        return
+        raise OptionError(
+            f"An index is one of tars, got the zarr store {where}. Its chunks have checksums if they were written with "
+            f"the codec crc32c: `penstock verify {where}` says which arrays have none."
+        )
     from penstock.observe.progress import track_progress  # noqa: PLC0415  # imports numpy
     from penstock.shard.index_tars import Problem, index_archives  # noqa: PLC0415
     from penstock.shard.places.archives import find_archives  # noqa: PLC0415
@@ -121,9 +121,10 @@ def verify(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Read every byte of a dataset, or of an indexed zarr store, and compare checksums.
+    """Read every byte of a dataset, or every chunk of a zarr store, and compare checksums.
 
-    Problems are listed, and the exit code is 1. From a URL, every shard is downloaded once; nothing is kept.
+    Problems are listed, and the exit code is 1; arrays of a store whose codec has no checksum are named.
+    From a URL, every shard is downloaded once; nothing is kept.
     """
     if is_store(where):
         _verify_store(where, workers, quiet=quiet, as_json=as_json)
@@ -153,61 +154,34 @@ def verify(
         raise ProblemsFound
 
 
-def _index_store(where: str, workers: int, *, quiet: bool, as_json: bool) -> None:
-    from penstock.observe.progress import track_progress  # noqa: PLC0415
-    from penstock.source.stored.zarr.index_chunks import index_store  # noqa: PLC0415
-
-    with track_progress("Indexing", 0, "bytes", show=not quiet) as bar:
-        arrays, problems = index_store(Path(where), workers=workers, progress=bar.advance)
-    if as_json:
-        about = {"written": not problems, "problems": problems_to_json(problems), "skipped": []}
-        print_json({**_store_totals(where, arrays), **about})
-    elif problems:
-        print_problems(problems)
-        typer.echo("No checksums were written. Repair or remove these chunks.")
-    else:
-        typer.echo(f"{_describe_store(arrays)}: checksums written")
-        for array in arrays:
-            if array.n_changed:
-                changed = count(array.n_changed, "chunk")
-                typer.echo(f"{array.name}: {changed} changed, added or removed since the last index", err=True)
-    if problems:
-        raise ProblemsFound
-
-
 def _verify_store(where: str, workers: int, *, quiet: bool, as_json: bool) -> None:
     from penstock.observe.progress import track_progress  # noqa: PLC0415
-    from penstock.source.stored.zarr.index_chunks import verify_store  # noqa: PLC0415
+    from penstock.source.stored.zarr.check_store import check_store  # noqa: PLC0415
 
     with track_progress("Verifying", 0, "bytes", show=not quiet) as bar:
-        arrays, problems = verify_store(Path(where), workers=workers, progress=bar.advance)
+        arrays, problems = check_store(Path(where), workers=workers, progress=bar.advance)
+    n_chunks, n_bytes = sum(array.n_chunks for array in arrays), sum(array.n_bytes for array in arrays)
     if as_json:
-        about = {"healthy": not problems, "problems": problems_to_json(problems)}
-        print_json({**_store_totals(where, arrays), **about})
+        listed = [
+            {"name": array.name, "chunks": array.n_chunks, "bytes": array.n_bytes, "has_checksum": array.has_checksum}
+            for array in arrays
+        ]
+        totals = {"folder": where, "total_chunks": n_chunks, "total_bytes": n_bytes, "arrays": listed}
+        print_json({**totals, "healthy": not problems, "problems": problems_to_json(problems)})
     elif problems:
         print_problems(problems)
     else:
-        typer.echo(f"{_describe_store(arrays)}: no problems")
+        chunks, stored = count(n_chunks, "chunk"), count(len(arrays), "array")
+        typer.echo(f"{chunks} in {stored}, {n_bytes / 1e6:,.1f} MB: no problems")
+    unchecked = [array.name for array in arrays if not array.has_checksum]
+    if unchecked:
+        typer.echo(
+            f"{', '.join(unchecked[:5])}{', …' if unchecked[5:] else ''}: no checksum, so that not every flipped bit "
+            "is found. Write arrays as zarr v3 with the codec crc32c, or convert them to shards.",
+            err=True,
+        )
     if problems:
         raise ProblemsFound
-
-
-def _store_totals(where: str, arrays: "Sequence[IndexedArray]") -> dict[str, Any]:
-    listed = [
-        {"name": array.name, "chunks": array.n_chunks, "bytes": array.n_bytes, "changed": array.n_changed}
-        for array in arrays
-    ]
-    return {
-        "folder": where,
-        "total_chunks": sum(array.n_chunks for array in arrays),
-        "total_bytes": sum(array.n_bytes for array in arrays),
-        "arrays": listed,
-    }
-
-
-def _describe_store(arrays: "Sequence[IndexedArray]") -> str:
-    chunks = count(sum(array.n_chunks for array in arrays), "chunk")
-    return f"{chunks} in {count(len(arrays), 'array')}, {sum(array.n_bytes for array in arrays) / 1e6:,.1f} MB"
 
 
 @expand_groups

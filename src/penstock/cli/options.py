@@ -168,7 +168,6 @@ EXAMPLES = {
     "index": (
         "penstock index photos",
         "penstock index 'photos/train-{000000..000009}.tar' --workers 4",
-        "penstock index recording.zarr",
         "penstock index 's3://bucket/train-{000000..000099}.tar'",
         "penstock index https://example.org/photos-{000..099}.tar --output photos-index",
     ),

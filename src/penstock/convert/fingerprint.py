@@ -17,7 +17,6 @@ from penstock.files.stores.open_store import open_store
 from penstock.files.stores.protocol import ObjectInfo
 from penstock.files.stores.url import Url
 from penstock.shard.manifest import MANIFEST
-from penstock.source.stored.zarr.checksums import SIDECAR
 
 __all__ = ["Stamp", "digest_input", "fingerprint", "read_stamp", "stamp_input"]
 
@@ -138,7 +137,6 @@ def _list_files(path: Path) -> list[tuple[Path, bool]]:
         for folder, folders, files in os.walk(path)
         if folders.sort() is None
         for name in sorted(files)
-        if name != SIDECAR
     ]
     is_store = any(file.name in _METADATA_NAMES for file in found)
     return [(file, not is_store or file.name in _METADATA_NAMES) for file in found] or [(path, True)]

@@ -212,7 +212,6 @@ STORED: tuple[Case, ...] = (
             "faults/test_zarr_metadata.py",
             "faults/test_zarr_special_files.py",
             "source/stored/test_missing_chunks.py",
-            "source/stored/test_checksums.py",
         ),
     ),
     Case(

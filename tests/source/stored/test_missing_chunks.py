@@ -17,7 +17,6 @@ from penstock.source.combine import Concat
 from penstock.source.select.selectable import Take
 from penstock.source.stored.source import ZarrSource
 from penstock.source.stored.zarr import keys as chunk_keys
-from penstock.source.stored.zarr.index_chunks import index_store
 from penstock.source.stored.zarr.keys import ChunkKeys, list_files
 from penstock.source.volume.ngff import Multiscale
 from penstock.source.volume.source import VolumeArray, VolumeSource
@@ -95,7 +94,6 @@ def test_an_array_that_must_be_complete_has_no_chunk_that_was_lost_before(
 ) -> None:
     path = write(tmp_path / "a", options)
     (path / key).unlink()
-    index_store(path)
     source = ZarrSource(path, missing_chunks="error")
     assert source.read(Span(0, 20))["data"].tobytes() == DATA[:20].tobytes()
     with pytest.raises(DamageError, match=rf"{path}/{key} is missing\. Restore it, or use missing_chunks='fill'"):

@@ -21,14 +21,12 @@ from penstock_stores import (
     Store,
     chunk_files,
     write_other_codec,
-    write_plain,
     write_v2,
     write_v3,
 )
 
 from penstock import Loader, Plan, RunOptions, WindowShuffle
 from penstock.source.stored.source import ZarrSource
-from penstock.source.stored.zarr.index_chunks import index_store
 
 each_store = pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__.removeprefix("write_"))
 
@@ -117,19 +115,6 @@ def test_a_bounded_number_of_files_is_opened(tmp_path: Path, monkeypatch: pytest
     assert opened == [str(item) for item in items[:512]]  # those that are read first
     assert most[0] <= 32
     assert source.take(items)["data"].tolist() == items.tolist()
-
-
-def test_a_chunk_with_a_checksum_is_read_whole_until_it_was_verified(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = write_plain(tmp_path)
-    index_store(store.path)
-    source = store.open()
-    whole = chunk_files(["c/0/0"])(store.path)
-    check_read_ahead(tmp_path, lambda: source.prepare(ITEMS), whole)
-    monkeypatch.setattr("penstock.source.stored.zarr.checksums.SETTLED_NS", -(10**12))  # as if written long ago
-    assert (source.take(ITEMS)["x"] == TRUTH[ITEMS]).all()
-    store.check_read_ahead(source)
 
 
 def test_chunks_at_a_url_are_fetched_ahead(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from penstock_source_suite import Case, SourceSuite
 from penstock import DamageError, Loader, OptionError, Plan, ReadError, RunOptions, Shuffle, SourceError, Span
 from penstock.files.stores.errors import ReplacedObjectError
 from penstock.source.stored.source import ZarrSource
-from penstock.source.stored.zarr.index_chunks import index_store
 
 DATA = np.arange(1, 1 + 230 * 6, dtype="f4").reshape(230, 6)
 ITEMS = np.array([229, 0, 0, 117, 3, 90, 89])
@@ -168,20 +167,6 @@ def test_missing_chunks_of_a_sparse_array(s3: Endpoint) -> None:
     wanted = DATA.copy()
     wanted[10:20, :3] = 0
     assert filled.read(Span(0, 30))["data"].tobytes() == wanted[:30].tobytes()
-
-
-def test_checksums_of_chunks_are_compared_at_a_url(s3: Endpoint) -> None:
-    write(s3.folder / "a", "raw")
-    (s3.folder / "a" / "c" / "1" / "0").unlink()
-    index_store(s3.folder / "a")
-    (s3.folder / "a" / "c" / "2" / "0").unlink()
-    (s3.folder / "a" / "c" / "3" / "0").write_bytes(bytes(120))
-    source = ZarrSource(str(s3.url / "a"), store=s3.options)
-    assert (source.take(np.array([10]))["data"][0, :3] == 0).all(), "it was missing when it was indexed"
-    with pytest.raises(DamageError, match=r"c/2/0 is missing, but s3://.*\.penstock-checksums has its checksum"):
-        source.take(np.array([20]))
-    with pytest.raises(DamageError, match="do not match its checksum"):
-        source.take(np.array([30]))
 
 
 def test_hdf5_at_a_url(tmp_path: Path, s3: Endpoint, http_files: Endpoint) -> None:

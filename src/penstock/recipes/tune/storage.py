@@ -26,7 +26,7 @@ from penstock.source.tar.source import STRETCH_ITEMS, TarSource
 __all__ = ["StorageLook", "look_at_storage"]
 
 _MOST_FILES = 20_000  # of a store that are listed: a tenth of a second
-_METADATA = (".zarray", ".zattrs", ".zgroup", ".zmetadata", "zarr.json", ".penstock-checksums")
+_METADATA = (".zarray", ".zattrs", ".zgroup", ".zmetadata", "zarr.json")
 _ALONE = 1.5  # times as many bytes as an item has: it can be read without its chunk
 _REACH_CHUNKS = 16  # in a window, at least, if memory allows
 _READ_BYTES = 64 << 10  # of a recording whose items are not known

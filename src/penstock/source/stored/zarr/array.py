@@ -21,9 +21,9 @@ from penstock.source.file_ranges import MAX_FILES, FileRanges, first_distinct
 from penstock.source.ranges import Ranges
 from penstock.source.stored.chunk_grid import MAX_CHUNKS, Selection, find_places, list_chunks
 from penstock.source.stored.zarr.codec import UnsupportedStoreError
-from penstock.source.stored.zarr.keys import estimate_bytes, list_files
+from penstock.source.stored.zarr.keys import estimate_bytes, list_files, measure_files
 from penstock.source.stored.zarr.metadata import Layout, read_layout
-from penstock.source.stored.zarr.read_chunk import ChunkPlace, ChunkRead, check_stored_size
+from penstock.source.stored.zarr.read_chunk import ChunkPlace, ChunkRead
 from penstock.source.stored.zarr.record import ChunkRecord, MissingChunks
 from penstock.source.stored.zarr.shard_index import ShardIndexes
 from penstock.source.stored.zarr.store_folder import PINNED, Stamp, StoreFolder
@@ -86,9 +86,8 @@ class ZarrArray:
 
     def record_chunks(self, missing: MissingChunks) -> "ZarrArray":
         """Return this array with a record of the chunks that are stored now, which must be there from now on."""
-        grid = (self.shape, self.layout.chunks)
         self._pin_versions()
-        return replace(self, record=ChunkRecord.take(self.folder, self.layout.keys, grid, missing))
+        return replace(self, record=ChunkRecord.take(self.folder, self.layout.keys, missing))
 
     def _pin_versions(self) -> None:
         """Ask for the objects that are hashed, in one round trip; for the cache, list all of an array at a URL."""
@@ -123,20 +122,22 @@ class ZarrArray:
                 f"{self.layout.chunks} then, {now.shape} in chunks of {now.chunks} now."
             )
 
-    # -- stored bytes, for checksums -----------------------------------------------------------------------------------
+    # -- what is stored, to check it -----------------------------------------------------------------------------------
 
     @property
     def unit_shape(self) -> tuple[int, ...]:
-        """Shape of what has a checksum: a chunk."""
+        """Shape of what `list_stored` lists: a chunk."""
         return self.layout.chunks
 
-    def chunk_number(self, coordinates: tuple[int, ...]) -> int:
-        """Return the number of a chunk, counted with the last axis fastest."""
-        return self.layout.chunk_keys.number(coordinates)
+    @property
+    def has_checksum(self) -> bool:
+        """Whether the codec notices any flipped bit of a chunk."""
+        return self.layout.codec.checksum or self.layout.codec.compressor in ("gzip", "zlib", "bz2")
 
-    def coordinates_of(self, number: int) -> tuple[int, ...]:
-        """Return the coordinates of a chunk by its number."""
-        return self.layout.chunk_keys.coordinates(number)
+    def measure_stored(self) -> int:
+        """Return the bytes of all chunk files of a local array."""
+        assert self.folder.remote is None, "only local arrays are checked"
+        return measure_files(self.folder.path, self.layout.keys)
 
     def list_stored(self) -> Iterator[tuple[int, ...]]:
         """Yield the coordinates of all stored chunks of a local array."""
@@ -160,16 +161,6 @@ class ZarrArray:
             return self.locate_chunk(coordinates) is not None
         except (OSError, ValueError):
             return True  # reading it says what is wrong
-
-    def read_stored(self, coordinates: tuple[int, ...]) -> tuple[memoryview, int]:
-        """Return the stored bytes of a chunk, and the modification time of its file; FileNotFoundError if missing."""
-        found = self.locate_chunk(coordinates)
-        if found is None:
-            raise FileNotFoundError(f"{self.folder} has no chunk {coordinates}")
-        key, offset, size = found
-        with self.folder.open_object(key, whole=size is None) as file:
-            n_bytes = check_stored_size(file, offset, size, self.chunk_bytes)
-            return file.read(offset, n_bytes).copy().data, file.stamp[1]
 
     @property
     def chunk_bytes(self) -> int:
@@ -258,7 +249,7 @@ class ZarrArray:
 
     def locate_rows(self, rows: _Int64s, selection: Selection) -> Ranges:
         """Return where the chunks of rows lie; of local ones that are not compressed, if possible only the rows."""
-        layout, checksums = self.layout, self.record.checksums
+        layout = self.layout
         opens_each = layout.shards is None and self.folder.remote is None
         chunks = list_chunks(rows, selection, layout.chunks, MAX_FILES if opens_each else MAX_CHUNKS)
         found = self.locate_chunks(chunks)
@@ -268,26 +259,16 @@ class ZarrArray:
         which, inner = which[is_listed], rows[is_listed] % layout.chunks[0]
         begins, ends = found.begins[which], found.ends[which]
         row_bytes = self.chunk_bytes // layout.chunks[0]
-        # A chunk is read as a whole when its checksum is compared.
-        by_row = np.ones(len(chunks), np.bool_)
-        if checksums is not None:
-            by_row = checksums.were_verified(np.ravel_multi_index(tuple(chunks.T), layout.chunk_keys.counts))
         at = begins + inner * row_bytes
-        return FileRanges(
-            found.files,
-            found.which[which],
-            np.where(by_row[which], at, begins),
-            np.where(by_row[which], np.minimum(at + row_bytes, ends), ends),
-        )
+        return FileRanges(found.files, found.which[which], at, np.minimum(at + row_bytes, ends))
 
     def piece_rows(self, selection: Selection) -> int:
         """Return how many rows can only be given back together: those of a chunk, unless rows are read alone."""
-        return 1 if self._is_read_by_row(selection) and self.record.checksums is None else self.layout.chunks[0]
+        return 1 if self._is_read_by_row(selection) else self.layout.chunks[0]
 
     def decodes_chunks(self, selection: Selection) -> bool:
         """Return whether rows are compressed together, cut into several chunks, or covered by one checksum."""
-        is_whole = self.record.checksums is not None or not self._has_rows(selection)
-        return is_whole and self.layout.chunks[0] > 1
+        return not self._has_rows(selection) and self.layout.chunks[0] > 1
 
     def _is_read_by_row(self, selection: Selection) -> bool:
         return self.folder.remote is None and self._has_rows(selection)  # what is remote is read in whole chunks

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MAX_LISTED", "ChunkKeys", "StoredFiles", "estimate_bytes", "find_files", "list_files"]
+__all__ = ["MAX_LISTED", "ChunkKeys", "StoredFiles", "estimate_bytes", "find_files", "list_files", "measure_files"]
 
 MAX_LISTED = 500_000
 """Files and folders that are listed when an array is opened: takes a few seconds at most."""
@@ -156,6 +156,15 @@ def _walk(folder: Path, keys: ChunkKeys) -> Iterator[str]:
                     yield name  # counts as listed
                     if _is_place(entry.name) and entry.is_dir():
                         waiting.append((f"{name}/", depth - 1))
+
+
+def measure_files(folder: Path, keys: ChunkKeys) -> int:
+    """Return the size of all chunk files of an array."""
+    files, total = list_files(folder, keys, limit=None), 0
+    for number in () if files is None else files.list_numbers():
+        with suppress(OSError):
+            total += os.stat(folder / keys.key(keys.coordinates(number))).st_size  # noqa: PTH116
+    return total
 
 
 def estimate_bytes(folder: Path, keys: ChunkKeys, stored: StoredFiles | None) -> int:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import PenstockError, SourceError
-from penstock.source.stored.zarr.checksums import SIDECAR
 from penstock.source.stored.zarr.codec import Codec, UnsupportedStoreError, codec_v2, codec_v3
 from penstock.source.stored.zarr.keys import ChunkKeys
 from penstock.source.stored.zarr.store_folder import Stamp, StoreFolder
@@ -61,7 +60,7 @@ def read_layout(folder: StoreFolder) -> tuple[Layout, Stamp]:
 
     Raise UnsupportedStoreError if it has to be read by zarr-python.
     """
-    folder.expect((*METADATA_FILES, SIDECAR))
+    folder.expect(METADATA_FILES)
     for name, parse in zip(METADATA_FILES, (_parse_v3, _parse_v2), strict=True):
         try:
             stamp = folder.stamp(name)

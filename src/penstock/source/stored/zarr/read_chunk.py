@@ -41,7 +41,7 @@ class ChunkedArray(Protocol):
 
     @property
     def record(self) -> ChunkRecord:
-        """Which chunks must be there, and their checksums."""
+        """Which chunks must be there."""
         ...
 
     @property
@@ -51,10 +51,6 @@ class ChunkedArray(Protocol):
 
     def locate_chunk(self, coordinates: tuple[int, ...]) -> ChunkPlace | None:
         """Return where a chunk lies; None if it is not stored."""
-        ...
-
-    def chunk_number(self, coordinates: tuple[int, ...]) -> int:
-        """Return the number of a chunk."""
         ...
 
 
@@ -109,7 +105,7 @@ class ChunkRead:
         number = None if is_there else layout.keys.number(place)
         if layout.fill is None:
             raise self._damage_error("it is missing, and the store has no fill value")
-        reason = record.refuse_missing(file, number, self.array.chunk_number(self.coordinates))
+        reason = record.refuse_missing(file, number)
         if reason is not None:
             raise self._damage_error(reason)
         if self.out.nbytes > max_item_bytes(0):
@@ -118,21 +114,15 @@ class ChunkRead:
         return 0
 
     def _read(self, key: str, offset: int, size: int | None) -> int:
-        layout, codec, checksums = self.array.layout, self.array.layout.codec, self.array.record.checksums
-        n_bytes = self.array.chunk_bytes
+        layout, codec, n_bytes = self.array.layout, self.array.layout.codec, self.array.chunk_bytes
         whole_rows = all(
             inner == slice(0, chunk) for inner, chunk in zip(self.inner[1:], layout.chunks[1:], strict=True)
         )
         with self.array.folder.open_object(key, whole=size is None) as file:
             length = check_stored_size(file, offset, size, n_bytes)
-            mark = 0 if checksums is None else file.mark
-            number = -1 if checksums is None else self.array.chunk_number(self.coordinates)
-            is_checked = checksums is None or checksums.is_verified(number, mark)
-            if is_checked and whole_rows and codec.is_plain and self.out.flags.c_contiguous:
+            if whole_rows and codec.is_plain and self.out.flags.c_contiguous:
                 return self._read_plain(file, offset, length, n_bytes)
-            stored, changed_ns = file.read(offset, length), file.stamp[1]
-        if checksums is not None and not is_checked:
-            checksums.verify(number, stored.data, mark, changed_ns)
+            stored = file.read(offset, length)
         body = codec.check_body(stored.data, n_bytes)
         if whole_rows and self.out.nbytes == n_bytes and self.out.flags.c_contiguous and codec.dtype.isnative:
             codec.decode(body, self.out.reshape(-1).view(np.uint8))

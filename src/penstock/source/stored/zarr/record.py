@@ -1,11 +1,9 @@
-"""What is known of the chunks of an array since it was opened, and what a chunk that is missing means."""
+"""Which chunks of an array were there when it was opened, and what a chunk that is missing means."""
 
-import io
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from penstock.core.errors import OptionError, ReadError
-from penstock.source.stored.zarr.checksums import SIDECAR, Checksums
 from penstock.source.stored.zarr.keys import MAX_LISTED, ChunkKeys, StoredFiles, find_files, list_files
 from penstock.source.stored.zarr.store_folder import StoreFolder, UrlFolder
 
@@ -26,45 +24,31 @@ def check_missing_chunks(given: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRecord:
-    """Which chunks must be there, and their checksums."""
+    """Which chunks must be there."""
 
     missing: MissingChunks = None
     stored: StoredFiles | None = None
     """None: not known."""
 
-    checksums: Checksums | None = None
-
     @classmethod
-    def take(
-        cls,
-        folder: StoreFolder,
-        keys: ChunkKeys | None,
-        grid: tuple[tuple[int, ...], tuple[int, ...]],
-        missing: MissingChunks,
-    ) -> "ChunkRecord":
-        """Return the record of an array; `grid` has its shape, and that of the chunks with checksums.
+    def take(cls, folder: StoreFolder, keys: ChunkKeys | None, missing: MissingChunks) -> "ChunkRecord":
+        """Return the record of an array.
 
         Which chunks are stored at a URL is not known, unless the folder says that they are looked up: to list them may
         take a minute for each 100,000.
         """
+        if missing is not None or keys is None:
+            return cls(missing)
         if folder.remote is None:
-            stored = list_files(folder.path, keys) if missing is None and keys is not None else None
-            return cls(missing, stored, Checksums.read(folder.path / SIDECAR, *grid))
-        stored = None
-        if folder.is_listed and missing is None and keys is not None:
-            stored = _list_objects(folder, keys)
-        try:
-            content, where = folder.read_file(SIDECAR), f"{folder}/{SIDECAR}"
-        except FileNotFoundError:
-            return cls(missing, stored)
-        return cls(missing, stored, Checksums.parse(where, io.BytesIO(content), (len(content), 0), grid))
+            return cls(missing, list_files(folder.path, keys))
+        return cls(missing, _list_objects(folder, keys) if folder.is_listed else None)
 
     @property
     def presence(self) -> str:
         """Short hash of which chunks are stored; empty if all are, or that is not known."""
         return "" if self.stored is None else self.stored.digest
 
-    def refuse_missing(self, where: str, file: int | None, chunk: int) -> str | None:
+    def refuse_missing(self, where: str, file: int | None) -> str | None:
         """Return why a missing chunk is an error; None if it is the fill value.
 
         Parameters
@@ -73,19 +57,12 @@ class ChunkRecord:
             Path of its file.
         file
             Number of its file; None if the file is there, but not the chunk in it.
-        chunk
-            Number of the chunk.
         """
-        if self.missing == "fill":
+        if self.missing == "fill" or file is None:
             return None
         advice = "Restore it, or use missing_chunks='fill' to read fill values in place of missing chunks"
-        if self.missing == "error" and file is not None:
+        if self.missing == "error":
             return f"{where} is missing. {advice}"
-        if self.checksums is not None:
-            reason = f"{where} is missing, but {self.checksums.path} has its checksum. {advice}"
-            return reason if chunk in self.checksums else None
-        if file is None:
-            return None
         if self.stored is None:
             return (
                 f"{where} is missing, and whether it was ever stored is not known: its array cannot be listed, because "

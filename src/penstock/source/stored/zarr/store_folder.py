@@ -23,7 +23,6 @@ from penstock.files.spans.remote_folder import RemoteFolder
 from penstock.files.spans.span import WHOLE, Span
 from penstock.source.file_ranges import FileRanges, StoredFile
 from penstock.source.ranges import RemoteSpans
-from penstock.source.stored.zarr.checksums import file_mark
 
 __all__ = ["PINNED", "Buffers", "LocalFolder", "Stamp", "StoreFolder", "StoredObject", "UrlFolder"]
 
@@ -77,11 +76,6 @@ class LocalObject:
         os.close(self._handle)
 
     @property
-    def mark(self) -> int:
-        """Differs if the file is written to; see `file_mark`."""
-        return file_mark(self._status)
-
-    @property
     def stamp(self) -> Stamp:
         """As of the folder."""
         return _stamp(self._status)
@@ -112,7 +106,7 @@ class RemoteObject:
     """
 
     __slots__ = ("_content", "_folder", "_key", "n_bytes")
-    mark, stamp = 1, PINNED  # it does not change while it is pinned
+    stamp = PINNED  # it does not change while it is pinned
 
     def __init__(self, folder: RemoteFolder, key: str, *, whole: bool) -> None:
         self._folder, self._key = folder, key

@@ -1,7 +1,7 @@
 """Stores of zarr-python: one over a remote folder, and one that hands out nothing unchecked.
 
 Requests, cache, retries and forks of the first are those of all remote data. The second refuses special files, missing
-chunks, wrong checksums and bombs.
+chunks and bombs.
 """
 
 import asyncio
@@ -33,20 +33,12 @@ class ChunkGuard(Protocol):
         """Look at the stored size of a key, before it is decoded."""
         ...
 
-    def is_unverified(self, key: str, status: os.stat_result) -> bool:
-        """Return whether `verify` must see the whole file of a key."""
-        ...
-
-    def verify(self, key: str, content: bytes, status: os.stat_result) -> None:
-        """Look at the whole content of a file."""
-        ...
-
 
 class CheckedStore(WrapperStore[Any]):
     """Reads through another store.
 
     1. A FIFO, a socket, a device or a folder in place of a file of a local store: ReadError, before it is opened.
-    2. A chunk that is missing, too large when it is decoded, or has another checksum: what `guard` raises.
+    2. A chunk that is missing, or too large when it is decoded: what `guard` raises.
 
     Parameters
     ----------
@@ -73,9 +65,6 @@ class CheckedStore(WrapperStore[Any]):
             return value
         if status is not None or byte_range is None:
             guard.check_size(key, len(value) if status is None else status.st_size)
-        if status is not None and guard.is_unverified(key, status):
-            whole = value if byte_range is None else await self._store.get(key, prototype)
-            guard.verify(key, b"" if whole is None else whole.to_bytes(), status)
         return value
 
     async def get_partial_values(self, prototype: Any, key_ranges: Iterable[tuple[str, Any]]) -> list[Any]:

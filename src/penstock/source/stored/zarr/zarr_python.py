@@ -1,5 +1,6 @@
 """Zarr arrays read with zarr-python: those with codecs or dtypes that `array` does not support."""
 
+import json
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -19,8 +20,7 @@ from penstock.source.checks import allocate
 from penstock.source.file_ranges import MAX_FILES, FileRanges, first_distinct
 from penstock.source.ranges import Ranges
 from penstock.source.stored.chunk_grid import MAX_CHUNKS, Selection, list_chunks
-from penstock.source.stored.zarr.checksums import file_mark
-from penstock.source.stored.zarr.keys import ChunkKeys, estimate_bytes, list_files
+from penstock.source.stored.zarr.keys import ChunkKeys, estimate_bytes, list_files, measure_files
 from penstock.source.stored.zarr.metadata import METADATA_FILES, check_shape
 from penstock.source.stored.zarr.record import ChunkRecord, MissingChunks
 from penstock.source.stored.zarr.store_folder import PINNED, Stamp, StoreFolder
@@ -32,6 +32,7 @@ _Int64s = NDArray[np.int64]
 _SMALL_SHARD_BYTES = 1 << 22
 """A shard of up to this size is read ahead as a whole: where its chunks lie in it is not known here."""
 
+_CHECKED_CODECS = ("crc32", "adler32", "fletcher32", "jenkins", "gzip", "zlib", "bz2")
 _NO_CHUNKS = (*METADATA_FILES, ".zattrs", ".zgroup", ".zmetadata")
 
 
@@ -87,8 +88,7 @@ class ZarrPythonArray:
 
     def record_chunks(self, missing: MissingChunks) -> "ZarrPythonArray":
         """Return this array with a record of the chunk files that are stored now; for a URL, they are not known."""
-        record = ChunkRecord.take(self.folder, self.keys, (self.shape, self.file_shape), missing)
-        return replace(self, record=record, _open={})
+        return replace(self, record=ChunkRecord.take(self.folder, self.keys, missing), _open={})
 
     @property
     def remote(self) -> RemoteFolder | None:
@@ -111,20 +111,24 @@ class ZarrPythonArray:
                 f"The array {self.folder} has changed since it was opened: {self.shape} then, {now.shape} now."
             )
 
-    # -- stored bytes, for checksums -----------------------------------------------------------------------------------
+    # -- what is stored, to check it -----------------------------------------------------------------------------------
 
     @property
     def unit_shape(self) -> tuple[int, ...]:
-        """Shape of what has a checksum: a chunk file."""
+        """Shape of what `list_stored` lists: a chunk file."""
         return self.file_shape
 
-    def chunk_number(self, coordinates: tuple[int, ...]) -> int:
-        """Return the number of a chunk file, counted with the last axis fastest."""
-        return self._require_keys().number(coordinates)
+    @property
+    def has_checksum(self) -> bool:
+        """Whether a codec notices any flipped bit of a chunk."""
+        about = open_with_zarr(self.folder).metadata.to_dict()
+        codecs = json.dumps([about.get(name) for name in ("codecs", "filters", "compressor")], default=str)
+        return any(name in codecs for name in _CHECKED_CODECS)
 
-    def coordinates_of(self, number: int) -> tuple[int, ...]:
-        """Return the coordinates of a chunk file by its number."""
-        return self._require_keys().coordinates(number)
+    def measure_stored(self) -> int:
+        """Return the bytes of all chunk files of a local array."""
+        assert self.folder.remote is None, "only local arrays are checked"
+        return measure_files(self.folder.path, self._require_keys())
 
     def list_stored(self) -> Iterator[tuple[int, ...]]:
         """Yield the coordinates of all stored chunk files of a local array."""
@@ -132,15 +136,6 @@ class ZarrPythonArray:
         keys = self._require_keys()
         files = list_files(self.folder.path, keys, limit=None)
         yield from (keys.coordinates(number) for number in (() if files is None else files.list_numbers()))
-
-    def locate_chunk(self, coordinates: tuple[int, ...]) -> tuple[str, int, int | None] | None:
-        """Return the key of a chunk file, which is all of it: offset 0, size unknown."""
-        return self._require_keys().key(coordinates), 0, None
-
-    def read_stored(self, coordinates: tuple[int, ...]) -> tuple[memoryview, int]:
-        """Return the content of a chunk file, and its modification time."""
-        with self.folder.open_object(self._require_keys().key(coordinates), whole=True) as file:
-            return file.read(0, file.n_bytes).copy().data, file.stamp[1]
 
     # -- where chunks lie, to read them ahead and to give them back ----------------------------------------------------
 
@@ -182,7 +177,7 @@ class ZarrPythonArray:
     def _require_keys(self) -> ChunkKeys:
         if self.keys is None:
             raise SourceError(
-                f"The chunk files of {self.folder} must be called as zarr v2 or v3 does it to be indexed."
+                f"The chunk files of {self.folder} must be called as zarr v2 or v3 does it to be checked."
             )
         return self.keys
 
@@ -233,7 +228,7 @@ class _Guard:
         number = 0 if array.keys is None else array.keys.number(place)
         reason: str | None = "it is missing, and the store has no fill value"
         if array.has_fill_value:
-            reason = array.record.refuse_missing(f"{array.folder}/{key}", number, number)
+            reason = array.record.refuse_missing(f"{array.folder}/{key}", number)
         if reason is not None:
             raise self._damage_error(key, reason)
 
@@ -241,23 +236,6 @@ class _Guard:
         """Raise DamageError if a chunk would take far more memory than is stored."""
         if self._find(key) is not None and self._chunk_bytes > max_item_bytes(stored_bytes):
             raise self._damage_error(key, expansion_reason("it", self._chunk_bytes, stored_bytes))
-
-    def is_unverified(self, key: str, status: os.stat_result) -> bool:
-        """Return whether the checksum of a chunk file must be compared."""
-        checksums, place = self._array.record.checksums, self._find(key)
-        if checksums is None or place is None or self._array.keys is None:
-            return False
-        return not checksums.is_verified(self._array.keys.number(place), file_mark(status))
-
-    def verify(self, key: str, content: bytes, status: os.stat_result) -> None:
-        """Raise DamageError if the checksum of a chunk file does not match."""
-        checksums, place, keys = self._array.record.checksums, self._find(key), self._array.keys
-        if checksums is None or place is None or keys is None:
-            return
-        try:
-            checksums.verify(keys.number(place), content, file_mark(status), status.st_mtime_ns)
-        except ValueError as error:
-            raise self._damage_error(key, str(error)) from error
 
     def _find(self, key: str) -> tuple[int, ...] | None:
         """Return the coordinates of a chunk file; None for metadata."""
