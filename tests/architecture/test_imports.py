@@ -52,7 +52,7 @@ PURE_EXCEPTIONS = {
 # A recipe that needs a thread, a process or a position of its own means that the core lacks something.
 CONCURRENT = {"threading", "multiprocessing", "queue", "concurrent", "asyncio"}
 CONCURRENCY_EXCEPTIONS = {
-    "penstock.recipes.cellmap.package": "a lock around the generator that datasets of cellmap-data keep",
+    "penstock.recipes.cellmap.loader": "a lock around the generator that datasets of cellmap-data keep",
     "penstock.recipes.streams.profiler": "names the thread of an event in its trace",
     "penstock.recipes.streams.rows": "a lock around the user's function, which is promised one call at a time",
     "penstock.recipes.workersafe.pickling": "multiprocessing.reduction pickles as worker processes do; none is started",
@@ -62,7 +62,7 @@ POSITION_NAMES = (
     *("start", "begun_at", "due", "pending_state"),
 )
 POSITION_EXCEPTIONS = {
-    ("penstock.recipes.cellmap.dataset", "_calls"): "torch's own DataLoader does not say which epoch it is in",
+    ("penstock.recipes.cellmap.sampling", "_calls"): "torch's own DataLoader does not say which epoch it is in",
     ("penstock.recipes.cellmap.sampling", "epoch"): "a torch Sampler: its caller sets the epoch",
     ("penstock.recipes.trainers.feed", "begun_at"): "a saved state, to return to after a sanity check",
     ("penstock.recipes.workersafe.factory", "_epoch"): "a torch Sampler: its caller sets the epoch",

@@ -17,7 +17,6 @@ from penstock import (
     LoaderError,
     OptionError,
     Plan,
-    ReadError,
     ResumeError,
     RunOptions,
     Segments,
@@ -315,7 +314,7 @@ def test_items_by_number_are_transformed_as_in_the_current_epoch_and_do_not_move
         for wrong in ([], [[1]], [0.5], "1"):
             with pytest.raises(OptionError, match=r"items must be an item number, or a list of one or more, got "):
                 loader.take(wrong)  # type: ignore[arg-type]
-        with pytest.raises(ReadError, match="24"):
+        with pytest.raises(IndexError, match="must be from 0 to 23, got 24"):
             loader.take([3, 24])
 
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 from penstock_test_parts import Numbers
+from torch.utils.data import RandomSampler
 
-from penstock import OptionError, create_shards_from_arrays, create_webdataset_dataloader
+from penstock import OptionError, ResumeError, create_shards_from_arrays, create_webdataset_dataloader
 from penstock.recipes.cellmap import CellMapDataLoader
 from penstock.recipes.chunked import ChunkedDataLoader
 
@@ -76,6 +77,26 @@ def test_batches_are_what_the_collate_function_makes(make: Make) -> None:
     assert sums == [sum(range(start, min(start + 5, N))) for start in range(0, N, 5)]
 
 
+def test_a_sampler_gives_the_order_of_each_epoch(make: Make) -> None:
+    if make.func is ChunkedDataLoader:  # type: ignore[attr-defined]  # a partial
+        return  # chunks are cut from an order of their own
+    of_torch = torch.utils.data.DataLoader(Numbers(N), 5, sampler=random_items())
+    wanted = [values(of_torch) for _ in range(3)]
+    loader = make(sampler=random_items())
+    assert [(len(loader), values(loader)) for _ in range(2)] == [(2, epoch) for epoch in wanted[:2]]
+    next(iter(loader))
+    resumed = make(sampler=random_items())
+    resumed.load_state_dict(loader.state_dict())
+    assert values(resumed) == wanted[2][1:]
+    with pytest.raises(ResumeError, match="The sampler must give the order that the state was saved with"):
+        make(sampler=[7, 7, 3, 3, 3, 1]).load_state_dict(loader.state_dict())
+    assert values(make(sampler=[7, 7, 3, 3, 3, 1])) == [[7, 7, 3, 3, 3], [1]]
+
+
+def random_items() -> RandomSampler:
+    return RandomSampler(range(N), num_samples=9, generator=torch.Generator().manual_seed(3))
+
+
 @pytest.mark.parametrize("context", ["fork", multiprocessing.get_context("fork")])
 def test_each_worker_process_calls_the_function_that_it_was_given(make: Make, context: Any, tmp_path: Path) -> None:
     note = partial(note_worker, str(tmp_path))
@@ -122,7 +143,7 @@ MEANINGLESS = {
     "pin_memory_device": ("cuda", r"pin_memory_device must be '' .*, got 'cuda'\. Use device="),
 }
 REFUSED = {
-    "webdataset": ["batch_sampler", "sampler", "in_order", "pin_memory_device"],
+    "webdataset": ["batch_sampler", "in_order", "pin_memory_device"],
     "cellmap": ["batch_sampler", "in_order", "pin_memory_device"],
     "chunked": ["batch_sampler", "sampler"],
 }
@@ -142,7 +163,7 @@ def test_what_means_nothing_here_is_refused_with_what_to_use(make: Make, keyword
     [
         ({"collate_fn": 3}, "collate_fn must be a function, or None, got 3"),
         ({"worker_init_fn": "seed"}, "worker_init_fn must be a function, or None, got 'seed'"),
-        ({"timeout": -1}, "timeout must be a number of seconds >= 0, 0 for no limit, got -1"),
+        ({"timeout": -1}, "timeout must be a finite number >= 0, got -1"),
         ({"drop_last": "no"}, "drop_last must be True or False, got 'no'"),
         ({"persistent_workers": 2}, "persistent_workers must be True or False, got 2"),
         ({"multiprocessing_context": "fork"}, "multiprocessing_context needs num_workers >= 1, got 0"),

@@ -91,6 +91,10 @@ class Loader:
         options: RunOptions | None = None,
         observer: Observer | None = None,
     ) -> None:
+        self._given: dict[str, Any] = {
+            "transform": transform, "collate": collate, "num_workers": num_workers, "device": device,
+            "options": options, "observer": observer,
+        }  # fmt: skip
         self.source, self.observer = source, observer
         self._options = options or RunOptions()
         self._num_workers = num_workers
@@ -217,6 +221,9 @@ class Loader:
         numbers = np.atleast_1d(np.asarray(items))
         if numbers.ndim != 1 or not numbers.size or numbers.dtype.kind not in "iu":
             raise OptionError(f"items must be an item number, or a list of one or more, got {items!r}.")
+        wrong = numbers[(numbers < 0) | (numbers >= len(self.source.index))]
+        if len(wrong):
+            raise IndexError(f"Item numbers must be from 0 to {len(self.source.index) - 1}, got {wrong[0]}.")
         return self._make_now(Draw(self.epoch, 0, numbers.astype(np.int64)))
 
     def _make_now(self, draw: Draw) -> Any:
@@ -291,35 +298,18 @@ class Loader:
 
     def run_as(self, num_workers: int, options: RunOptions, *, source: Source | None = None) -> "Loader":
         """Return a new loader of the same batches, at its beginning, with another execution or a copy of its source."""
-        return self._copy(self.source if source is None else source, num_workers, self._device, None, options)
+        changes = {"num_workers": num_workers, "options": options, "world": self.world, "observer": None}
+        return Loader(self.source if source is None else source, self.plan, **(self._given | changes))
 
     def run_on(self, device: str | torch.device | None) -> "Loader":
         """Return a new loader at this position whose batches are on `device`, and close this one."""
-        device = resolve_device(device)
-        other = self._copy(self.source, self._num_workers, device, self.observer, self._options)
+        other = self._copy(device=device)
         other._position.go_to(self._position.cursor)
         self.close()
         return other
 
-    def _copy(
-        self,
-        source: Source,
-        num_workers: int,
-        device: torch.device,
-        observer: Observer | None,
-        options: RunOptions,
-    ) -> "Loader":
-        return Loader(
-            source,
-            self.plan,
-            transform=self._transform,
-            collate=self._collate,
-            num_workers=num_workers,
-            device=device,
-            world=self.world,
-            options=options,
-            observer=observer,
-        )
+    def _copy(self, **changes: Any) -> "Loader":
+        return Loader(self.source, self.plan, **(self._given | {"world": self.world} | changes))
 
     @property
     def options(self) -> RunOptions:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from penstock.core.checks import check_integer
+from penstock.core.checks import check_integer, check_keys, check_number, option_names
 from penstock.core.errors import OptionError
 from penstock.run.options import RunOptions
 
@@ -20,7 +20,6 @@ __all__ = ["TorchOptions", "refuse_keywords"]
 
 _DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(DataLoader).parameters.items()}
 _INSTEAD = {
-    "sampler": "For an order of your own, use Loader(source, Plan(source.index, Listed(items), batch_size)).",
     "batch_sampler": "Use batch_size; for batches of your own, Loader(source, Plan(source.index, Listed(items), n)).",
     "pin_memory_device": "Use device=: batches for a CUDA device are pinned.",
     "in_order": "Leave it out: batches come in the same order for any number of workers.",
@@ -41,6 +40,7 @@ class TorchOptions:
     prefetch_factor: int | None = None
     timeout: float | None = None
     pin_memory: bool | None = None
+    sampler: Any = None
 
     def __post_init__(self) -> None:
         for name in ("shuffle", "drop_last", "persistent_workers", "pin_memory"):
@@ -55,15 +55,21 @@ class TorchOptions:
             raise OptionError(f"generator must be a torch.Generator, or None, got {self.generator!r}.")
         if self.prefetch_factor is not None:
             check_integer("prefetch_factor", self.prefetch_factor, at_least=1)
-        if self.timeout is not None and not (isinstance(self.timeout, int | float) and self.timeout >= 0):
-            raise OptionError(f"timeout must be a number of seconds >= 0, 0 for no limit, got {self.timeout!r}.")
+        if self.timeout is not None:
+            check_number("timeout", self.timeout, at_least=0)
 
     @classmethod
-    def split(cls, given: Mapping[str, Any], where: str) -> tuple["TorchOptions", dict[str, Any]]:
-        """Return the keywords of torch's DataLoader in `given`, and all others; raise OptionError for refused ones."""
+    def split(
+        cls, given: Mapping[str, Any], caller: Callable[..., Any], *more: Callable[..., Any]
+    ) -> tuple["TorchOptions", dict[str, Any]]:
+        """Return the keywords of torch's DataLoader in `given`, and all others.
+
+        Raises OptionError for those that mean nothing in `caller`, and those that neither it nor one of `more` has.
+        """
         names = {field.name for field in fields(cls)}
-        refuse_keywords(given, _INSTEAD, where)
+        refuse_keywords(given, _INSTEAD, f"in {caller.__name__}")
         others = {name: value for name, value in given.items() if name not in names and name not in _INSTEAD}
+        check_keys("Options", others, option_names(cls, caller, *more))
         return cls(**{name: value for name, value in given.items() if name in names}), others
 
     def seed(self, given: int | None, otherwise: int) -> int:
@@ -74,7 +80,7 @@ class TorchOptions:
             raise OptionError(f"Either seed or generator must be given, got both: seed={given!r}.")
         return int(self.generator.initial_seed()) & (2**63 - 1)
 
-    def run_options(self, num_workers: int, *, pin_memory: bool) -> RunOptions:
+    def run_options(self, num_workers: int) -> RunOptions:
         """Return the options of a `Loader` with this many workers.
 
         Workers are processes if they are to be started in a certain way, or to call a function when they start.
@@ -89,7 +95,7 @@ class TorchOptions:
             start_method=method,
             persistent=bool(self.persistent_workers),
             timeout_seconds=self.timeout or None,
-            pin_memory=pin_memory,
+            pin_memory=bool(self.pin_memory),
             worker_init=self.worker_init_fn,
         )
 

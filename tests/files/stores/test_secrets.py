@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import penstock as ps
 from penstock.cli.main import app
 from penstock.convert import convert_to_shards, edit_dataset, inputs_of
-from penstock.recipes.cellmap.plate import open_plate
+from penstock.recipes.cellmap.multi import open_plate
 from penstock.recipes.streams import SimulationWriter
 from penstock.shard.index_tars import index_archives
 from penstock.source.lengths import item_lengths

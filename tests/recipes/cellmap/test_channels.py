@@ -12,7 +12,7 @@ from penstock.core.errors import OptionError, SourceError
 from penstock.recipes.cellmap.dataset import CellMapDataset
 from penstock.recipes.cellmap.image import CellMapImage
 from penstock.recipes.cellmap.loader import CellMapDataLoader
-from penstock.recipes.cellmap.plate import open_plate
+from penstock.recipes.cellmap.multi import open_plate
 from penstock.recipes.cellmap.predictions.writer import CellMapDatasetWriter
 
 DATA = coordinates(2, 3, 4, 16, 20)

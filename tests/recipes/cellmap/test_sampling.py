@@ -82,7 +82,7 @@ def test_a_single_dataset_can_be_weighted(tmp_path: Path) -> None:
     loader = CellMapDataLoader(dataset, batch_size=8, weighted_sampler=True, iterations_per_epoch=4)
     items = [item for batch in loader for item in batch["idx"].tolist()]
     assert len(items) == len(set(items)) == 32
-    with pytest.raises(OptionError, match=r"dataset must have crops.*got a list"):
+    with pytest.raises(OptionError, match=r"dataset with crops.*got list"):
         ClassBalancedSampler([1, 2, 3])
 
 

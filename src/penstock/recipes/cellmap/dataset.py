@@ -1,55 +1,124 @@
 """Patches of a volume and of its labels, around any voxel: a torch dataset, and a source for a loader."""
 
+import logging
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Subset
 
-from penstock.core.checks import check_keys, option_names
-from penstock.core.errors import OptionError
-from penstock.core.seeds import generator_for, key_for
+from penstock.core.checks import check_integer, check_keys, option_names
+from penstock.core.errors import OptionError, SourceError
+from penstock.feed.device import resolve_device
+from penstock.feed.map_dataset import MapDataset
 from penstock.files.stores.options import StoreOptions
-from penstock.recipes.cellmap.checks import check_array, check_names, check_numbers, make_folders
-from penstock.recipes.cellmap.cover import covering_places
-from penstock.recipes.cellmap.labels import count_voxels, label_paths, split_target_path
-from penstock.recipes.cellmap.sampling import MutableSubsetRandomSampler, min_redundant_inds, seed_of
-from penstock.recipes.cellmap.transforms import PatchTransform, ValueTransform
-from penstock.run.augment_state import AugmentState
+from penstock.recipes.cellmap.sampling import MutableSubsetRandomSampler, RandomSubset, min_redundant_inds, seed_of
+from penstock.recipes.cellmap.tiles import covering_places
+from penstock.recipes.cellmap.transforms import PatchTransform
 from penstock.source.combine import Numbered
 from penstock.source.remote_parts import RemoteParts
+from penstock.source.stored.folders import Folders, find_stored
+from penstock.source.stored.open_array import StoredArray
 from penstock.source.stored.zarr.record import MissingChunks
 from penstock.source.volume.ngff import Multiscale
 from penstock.source.volume.source import VolumeArray, VolumeSource
 from penstock.transform.spatial.spatial import Spatial
 
-__all__ = ["CellMapDataset", "split_target_path"]
+__all__ = [
+    "CellMapDataset", "ImageOptions", "VolumeDataset", "VolumeOptions", "check_array", "count_voxels",
+    "split_target_path",
+]  # fmt: skip
+
+_LOG = logging.getLogger("penstock")
 
 Arrays = Mapping[str, Mapping[str, Sequence[float]]]
 
 
-class DatasetOptions(TypedDict, total=False):
-    """Keyword-only options of `CellMapDataset`."""
+class ImageOptions(TypedDict, total=False):
+    """Keyword-only options of what reads images."""
 
-    rng: torch.Generator | int | None
-    force_has_data: bool
-    empty_value: float
-    pad: bool
-    device: str | torch.device | None
-    max_workers: int | None
-    memory_bytes: int
-    missing_chunks: MissingChunks
     at: Mapping[str, int | Sequence[int]] | None
+    missing_chunks: MissingChunks
     store: StoreOptions | None
     cache: str | os.PathLike[str] | None
     cache_bytes: int | None
 
 
-class CellMapDataset(Dataset[Any], RemoteParts):
+class VolumeOptions(ImageOptions, total=False):
+    """Keyword-only options of what reads patches of volumes."""
+
+    empty_value: float
+    max_workers: int | None
+    memory_bytes: int
+
+
+class DatasetOptions(VolumeOptions, total=False):
+    """Keyword-only options of `CellMapDataset`."""
+
+    rng: torch.Generator | int | None
+    force_has_data: bool
+    pad: bool
+    device: str | torch.device | None
+
+
+class VolumeDataset(MapDataset, RemoteParts):
+    """What datasets of one volume and of several have in common."""
+
+    source: Numbered
+    classes: list[str]
+
+    @property
+    def _voxel_counts(self) -> dict[str, tuple[int, int]]:
+        """For each class, the number of its voxels and of all voxels; 0 and 0 without labels."""
+        raise NotImplementedError
+
+    @property
+    def validation_indices(self) -> list[int]:
+        """Items whose patches lie side by side and cover everything."""
+        raise NotImplementedError
+
+    def prepare(self, items: NDArray[np.int64]) -> int | None:
+        """Start reading items into the page cache or from a URL; see `VolumeSource`."""
+        return self.source.prepare(items)
+
+    @property
+    def stored_bytes(self) -> int | None:
+        """Bytes of the files or objects of all volumes; None: unknown."""
+        return self.source.stored_bytes
+
+    @property
+    def class_counts(self) -> dict[str, int]:
+        """Number of voxels of each class at the level that is read; 0 without labels. Reads all labels once."""
+        return {name: count for name, (count, _) in self._voxel_counts.items()}
+
+    @property
+    def class_weights(self) -> dict[str, float]:
+        """Weight of each class for a loss: voxels without the class per voxel with it; 1 if there are none."""
+        return {name: (total - count) / count if count else 1.0 for name, (count, total) in self._voxel_counts.items()}
+
+    def get_random_subset_indices(self, num_samples: int, rng: torch.Generator | int | None = None) -> list[int]:
+        """Return `num_samples` random items; none repeats before all have come."""
+        found: list[int] = min_redundant_inds(len(self), num_samples, rng).tolist()
+        return found
+
+    def get_subset_random_sampler(
+        self, num_samples: int, rng: torch.Generator | None = None
+    ) -> MutableSubsetRandomSampler:
+        """Return a sampler of `num_samples` random items; its `refresh` chooses them again."""
+        return MutableSubsetRandomSampler(RandomSubset(len(self), num_samples, rng), rng=rng)
+
+    def validation_blocks(self) -> "Subset[Any]":
+        """Return the items of `validation_indices` as a dataset."""
+        return Subset(self, self.validation_indices)
+
+
+class CellMapDataset(VolumeDataset):
     """Patches of raw data and labels of several classes, around any voxel where all arrays overlap.
 
     An item is a dict: each input is a float32 tensor (channels, z, y, x), with one channel if the volume has no channel
@@ -125,70 +194,64 @@ class CellMapDataset(Dataset[Any], RemoteParts):
         context: None = None,
         **options: Unpack[DatasetOptions],
     ) -> None:
-        check_keys("Options", options, [*DatasetOptions.__annotations__, *option_names(CellMapDataset)])
-        if context is not None:
-            raise OptionError(
-                "context must be None: it configures TensorStore, which is not used. Set memory_bytes instead."
-            )
+        names = ("rng", "force_has_data", "empty_value", "pad", "device", *DatasetOptions.__annotations__)
+        check_keys("Options", options, [*names, *option_names(CellMapDataset)])
+        check_context(context)
         self.raw_path, self.target_path = os.fspath(raw_path), None if target_path is None else os.fspath(target_path)
         self.classes = list(classes or [])
         self.input_arrays, self.target_arrays = dict(input_arrays), dict(target_arrays or {})
         self.axis_order, self.is_train = axis_order, is_train
         self.spatial_transforms, self.class_relation_dict = spatial_transforms, class_relation_dict
         self.raw_value_transforms, self.target_value_transforms = raw_value_transforms, target_value_transforms
-        self.seed, self.at = seed_of(options.get("rng")), dict(options.get("at") or {})
-        self.pad, self.empty_value = options.get("pad", True), options.get("empty_value", float("nan"))
-        self.force_has_data, self.device = options.get("force_has_data", False), options.get("device")
-        self.max_workers = options.get("max_workers")
-        self._memory_bytes = options.get("memory_bytes", 256 * 2**20)
-        self._missing_chunks: MissingChunks = options.get("missing_chunks")
-        folders = make_folders(options)
-        check_names(self.input_arrays, self.target_arrays, self.classes)
+        self.seed, self.device = seed_of(options.get("rng")), resolve_device(options.get("device"))
+        self.pad, self.force_has_data = options.get("pad", True), options.get("force_has_data", False)
+        self.empty_value = options.get("empty_value", math.nan)
+        self._volume_options: dict[str, Any] = {"pad": self.pad, "threads": options.get("max_workers")}
+        self._volume_options |= {
+            name: options[name] for name in ("at", "memory_bytes", "missing_chunks") if name in options
+        }
+        folders = Folders(
+            store=options.get("store"), cache=options.get("cache"), cache_bytes=options.get("cache_bytes")
+        )
+        _check_names(self.input_arrays, self.target_arrays, self.classes)
         self.label_paths: dict[str, str | None] = {}
         if self.target_arrays:
-            self.label_paths = label_paths(self.target_path, self.classes, folders, may_be_empty=self.force_has_data)
+            self.label_paths = _find_labels(self.target_path, self.classes, folders, may_be_empty=self.force_has_data)
         labels = [path for path in self.label_paths.values() if path is not None]
         self._images = Multiscale.read_all([self.raw_path, *labels], folders)
         folders.check_used()
         self._build()
-        self._state = AugmentState(len(self))
 
     def _build(self) -> None:
-        """Build the source and the transform from the attributes."""
+        """Make the source and the transform from the attributes."""
         self.__dict__.pop("validation_indices", None)
         outs: dict[str, Any] = {}
         for given, interpolation in ((self.input_arrays, "linear"), (self.target_arrays, "nearest")):
             outs |= {
                 name: (*check_array(name, array), interpolation, self.empty_value) for name, array in given.items()
             }
-        spatial = None
-        if self.is_train and self.spatial_transforms:
-            spatial = Spatial(self.spatial_transforms, outs, axis_order=self.axis_order)
+        is_changed = self.is_train and self.spatial_transforms
+        self._spatial = Spatial(self.spatial_transforms, outs, axis_order=self.axis_order) if is_changed else None
         images: dict[str, Any] = dict.fromkeys(self.input_arrays, self._images[self.raw_path])
         labels = [None if path is None else self._images[path] for path in self.label_paths.values()]
         images |= dict.fromkeys(self.target_arrays, labels)
-        arrays = {
-            name: VolumeArray(images[name], shape, scale, interpolation, pad_value=fill)
-            for name, (shape, scale, interpolation, fill) in outs.items()
-        }
         self.volume = VolumeSource(
-            arrays,
+            {
+                name: VolumeArray(images[name], shape, scale, interpolation, pad_value=fill)
+                for name, (shape, scale, interpolation, fill) in outs.items()
+            },
             axis_order=self.axis_order,
-            at=self.at,
-            pad=self.pad,
-            memory_bytes=self._memory_bytes,
-            margin=spatial.margins() if spatial is not None else None,
-            threads=self.max_workers,
-            missing_chunks=self._missing_chunks,
+            margin=None if self._spatial is None else self._spatial.margins(),
+            **self._volume_options,
         )
-        self.source, self._parts = Numbered(self.volume), (self.volume,)
-        self.changes = PatchTransform(
-            tuple(self.input_arrays),
-            tuple(self.target_arrays),
-            tuple(self.classes),
-            spatial,
-            _value_transform(self.raw_value_transforms, "raw_value_transforms"),
-            _value_transform(self.target_value_transforms, "target_value_transforms"),
+        self._parts = (self.volume,)
+        self._set_source(Numbered(self.volume), self._make_transform())
+
+    def _make_transform(self) -> PatchTransform | None:
+        return PatchTransform.make(
+            (tuple(self.input_arrays), tuple(self.target_arrays)),
+            self._spatial,
+            (self.raw_value_transforms, self.target_value_transforms),
             PatchTransform.number_relations(self.classes, self.class_relation_dict),
         )
 
@@ -196,55 +259,6 @@ class CellMapDataset(Dataset[Any], RemoteParts):
     def channels(self) -> "tuple[Multiscale, ...]":
         """The image of each channel of the inputs."""
         return tuple(image for image in self.volume.images[next(iter(self.input_arrays))] if image is not None)
-
-    def __len__(self) -> int:
-        return len(self.volume.index)
-
-    def __getitem__(self, idx: int) -> dict[str, torch.Tensor]:
-        return self.__getitems__([idx])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, torch.Tensor]]:
-        """Return several items, read together; torch's DataLoader asks for batches this way."""
-        numbers = check_numbers(self, indices)
-        epochs = [self._state.begin_read(number) if self.changes.is_needed else 0 for number in numbers]
-        return self.read_items(numbers, self.seed, list(zip(epochs, numbers, strict=True)))
-
-    def prepare(self, items: NDArray[np.int64]) -> int:
-        """Start reading items into the page cache or from a URL; see `VolumeSource`."""
-        return self.volume.prepare(items)
-
-    @property
-    def stored_bytes(self) -> int | None:
-        """Bytes of the files or objects of all volumes; None: unknown."""
-        return self.volume.stored_bytes
-
-    def read_items(
-        self, numbers: Sequence[int], seed: int, paths: Sequence[tuple[int, int]]
-    ) -> list[dict[str, torch.Tensor]]:
-        """Return items, augmented as a loader with `seed` augments them; reads are not counted.
-
-        Parameters
-        ----------
-        paths
-            For each item, the epoch, and the number of the item in the dataset that the loader reads.
-        """
-        block = self.source.take(np.array(numbers, np.int64))
-        patches = [{name: array[row] for name, array in block.items()} for row in range(len(numbers))]
-        return [self._make_item(patch, seed, path) for patch, path in zip(patches, paths, strict=True)]
-
-    def _make_item(self, patch: dict[str, Any], seed: int, path: tuple[int, int]) -> dict[str, torch.Tensor]:
-        if self.changes.is_needed:
-            try:
-                # The same seed path as in `Loader`, so that both augment an item alike.
-                patch = self.changes(patch, generator_for(seed, "augment", *path))
-            except Exception as error:
-                error.add_note(f"[penstock] in item {int(patch['idx'])} of {self!r}, epoch {path[0]}")
-                raise
-        return {name: torch.as_tensor(array).to(self.device or "cpu") for name, array in patch.items()}
-
-    def set_epoch(self, epoch: int) -> None:
-        """Augment as in `epoch` from now on, also in running workers; reads are not counted any further."""
-        self._state.set_epoch(epoch)
 
     def __repr__(self) -> str:
         return f"CellMapDataset({self.raw_path}, {len(self):,} items)"
@@ -254,12 +268,12 @@ class CellMapDataset(Dataset[Any], RemoteParts):
     @property
     def bounding_box(self) -> dict[str, tuple[float, float]]:
         """Where all arrays overlap, by axis, in world units."""
-        return dict(self.volume.bounding_box)
+        return self.volume.bounding_box
 
     @property
     def sampling_box(self) -> dict[str, tuple[float, float]]:
         """Where centers of patches may lie, by axis, in world units."""
-        return dict(self.volume.sampling_box)
+        return self.volume.sampling_box
 
     def get_center(self, idx: int) -> dict[str, float]:
         """Return the center of an item, by axis, in world units."""
@@ -293,9 +307,7 @@ class CellMapDataset(Dataset[Any], RemoteParts):
 
     def get_indices(self, chunk_size: Mapping[str, float]) -> list[int]:
         """Return items whose patches, `chunk_size` world units long by axis, lie side by side and cover the volume."""
-        unknown = sorted(set(chunk_size) - set(self.axis_order))
-        if unknown:
-            raise OptionError(f"chunk_size must name axes of {', '.join(self.axis_order)}, got {unknown}.")
+        check_keys("The axes of chunk_size", chunk_size, self.axis_order)
         (origin,) = self.volume.centre_of(self.volume.item_of([[0, 0, 0]]))
         positions = [
             covering_places(axis, self.bounding_box[axis], chunk_size.get(axis, step), (float(first), step, count))
@@ -314,70 +326,35 @@ class CellMapDataset(Dataset[Any], RemoteParts):
 
     @cached_property
     def _voxel_counts(self) -> dict[str, tuple[int, int]]:
-        """For each class, the number of its voxels and of all voxels; 0 and 0 without labels."""
         scale = next(iter(self.target_arrays.values()), {"scale": ()})["scale"]
         at = dict(zip(self.axis_order[-len(scale) :], scale, strict=True)) if len(scale) else {}
         images = next((self.volume.images[name] for name in self.target_arrays), ())
+        missing = self._volume_options.get("missing_chunks")
         return {
-            name: (0, 0) if image is None else count_voxels(image, at, self._missing_chunks)
+            name: (0, 0) if image is None else count_voxels(image, at, missing)
             for name, image in zip(self.label_paths, images, strict=True)
         }
-
-    @property
-    def class_counts(self) -> dict[str, int]:
-        """Number of voxels of each class at the level that is read; 0 without labels. Reads all labels once."""
-        return {name: count for name, (count, _) in self._voxel_counts.items()}
-
-    @property
-    def class_weights(self) -> dict[str, float]:
-        """Weight of each class for a loss: voxels without the class per voxel with it; 1 if there are none."""
-        return {name: (total - count) / count if count else 1.0 for name, (count, total) in self._voxel_counts.items()}
 
     def get_crop_class_matrix(self) -> NDArray[np.bool_]:
         """Return whether this crop has each class, as an array of shape (1, classes)."""
         return np.array([[self.class_counts.get(name, 0) > 0 for name in self.classes]])
-
-    # -- subsets -------------------------------------------------------------------------------------------------------
-
-    def get_random_subset_indices(self, num_samples: int, rng: torch.Generator | int | None = None) -> list[int]:
-        """Return `num_samples` random items; none repeats before all have come."""
-        found: list[int] = min_redundant_inds(len(self), num_samples, rng).tolist()
-        return found
-
-    def get_subset_random_sampler(
-        self, num_samples: int, rng: torch.Generator | None = None
-    ) -> MutableSubsetRandomSampler:
-        """Return a sampler of `num_samples` random items; its `refresh` chooses them again."""
-        choose = _RandomSubset(self, num_samples, rng)
-        return MutableSubsetRandomSampler(choose, rng=rng)
-
-    def validation_blocks(self) -> "Subset[Any]":
-        """Return the items of `validation_indices` as a dataset."""
-        return Subset(self, self.validation_indices)
 
     # -- transforms ----------------------------------------------------------------------------------------------------
 
     def set_raw_value_transforms(self, transforms: Callable[..., Any] | None) -> None:
         """Transform raw values with `transforms` from now on; running workers are not updated."""
         self.raw_value_transforms = transforms
-        self._build()
+        self.transform = self._make_transform()
 
     def set_target_value_transforms(self, transforms: Callable[..., Any] | None) -> None:
         """Transform target values with `transforms` from now on; running workers are not updated."""
         self.target_value_transforms = transforms
-        self._build()
+        self.transform = self._make_transform()
 
     def set_spatial_transforms(self, transforms: Mapping[str, Any] | None) -> None:
         """Use these spatial transforms in training from now on; running workers are not updated."""
         self.spatial_transforms = transforms
         self._build()
-        if len(self) != self._state.n_items:
-            self._state = AugmentState(len(self), epoch=self._state.epoch)
-
-    def to(self, device: str | torch.device) -> "CellMapDataset":
-        """Return this dataset; its items are put on `device` from now on."""
-        self.device = device
-        return self
 
     def verify(self) -> bool:
         """Read the first and the last patch; raise if that fails."""
@@ -386,17 +363,99 @@ class CellMapDataset(Dataset[Any], RemoteParts):
         return True
 
 
-class _RandomSubset:
-    """Chooses a random subset of items on every call; picklable."""
+def split_target_path(path: str) -> tuple[str, list[str]]:
+    """Return the path template and the class names of a path to labels.
 
-    def __init__(self, dataset: CellMapDataset, count: int, rng: torch.Generator | None) -> None:
-        self._dataset, self._count, self._seed, self._calls = dataset, count, seed_of(rng, -1), 0
+    Examples
+    --------
+    >>> split_target_path("/x.zarr/labels/[mito,er]")
+    ('/x.zarr/labels/{label}', ['mito', 'er'])
+    """
+    found = re.search(r"\[([^\[\]]*)\]", path)
+    if found is None:
+        head, _, name = path.rstrip("/").rpartition("/")
+        return f"{head}/{{label}}", [name]
+    names = [name.strip() for name in found[1].split(",") if name.strip()]
+    return f"{path[: found.start()]}{{label}}{path[found.end() :]}", names
 
-    def __call__(self) -> list[int]:
-        self._calls += 1
-        seed = None if self._seed < 0 else key_for(self._seed, "subset", self._calls) >> 1
-        return self._dataset.get_random_subset_indices(self._count, seed)
+
+def _find_labels(
+    target_path: str | None, classes: Sequence[str], folders: Folders, *, may_be_empty: bool
+) -> dict[str, str | None]:
+    """Return the path to the labels of each class; None for a class without labels, which means unknown, not absent."""
+    if target_path is None and not may_be_empty:
+        raise OptionError("target_arrays need a target_path, got None; give the path to the labels.")
+    template, named = ("", list[str]()) if target_path is None else split_target_path(target_path)
+    found: dict[str, str | None] = {}
+    paths = {name: template.replace("{label}", name) for name in classes}
+    stored = find_stored([folders.open(paths[name]) for name in paths if name in named])
+    exist = dict(zip((name for name in paths if name in named), stored, strict=True))
+    for name, path in paths.items():
+        found[name] = path if exist.get(name) else None
+        if name in named and found[name] is None:
+            _LOG.warning("target_path names %r, but %s has no labels; the class counts as unknown.", name, path)
+    if not any(found.values()) and not may_be_empty:
+        raise SourceError(
+            f"No class of {list(classes)} has labels at {target_path}. Correct the path, or use "
+            "force_has_data=True for a volume whose labels are all unknown."
+        )
+    return found
 
 
-def _value_transform(transform: Callable[..., Any] | None, name: str) -> ValueTransform | None:
-    return None if transform is None else ValueTransform(transform, name)
+def count_voxels(image: Multiscale, scale: Mapping[str, float], missing: MissingChunks) -> tuple[int, int]:
+    """Return the number of voxels greater than 0 and the number of all voxels, at the level read for `scale`."""
+    array = image.level_for(scale).array.record_chunks(missing)
+    chosen = dict(image.at)
+    bounds = [
+        (chosen[axis.name], chosen[axis.name] + 1) if axis.name in chosen else (0, size)
+        for axis, size in zip(image.axes, array.shape, strict=True)
+    ]
+    count = sum(int(np.count_nonzero(layer > 0)) for layer in _read_layers(array, bounds))
+    return count, math.prod(end - begin for begin, end in bounds)
+
+
+def _read_layers(array: StoredArray, bounds: Sequence[tuple[int, int]]) -> Iterator[NDArray[Any]]:
+    (first, last), inside = bounds[0], tuple(bounds[1:])
+    for start in range(first, last, array.chunk_rows):
+        stop = min(last, start + array.chunk_rows)
+        if array.remote is not None:  # this layer and the next one
+            array.locate_rows(np.arange(start, min(last, stop + array.chunk_rows)), inside).read_ahead()
+        layer = np.empty((stop - start, *(end - begin for begin, end in inside)), array.dtype)
+        for task in array.tasks(start, stop, inside, layer):
+            task()
+        yield layer
+
+
+def check_array(name: str, array: Mapping[str, Sequence[float]]) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Return shape and scale of an array of `input_arrays` or `target_arrays`."""
+    if not isinstance(array, Mapping) or set(array) != {"shape", "scale"}:
+        raise OptionError(f"Array {name!r} must be {{'shape': (z, y, x) voxels, 'scale': world units}}, got {array!r}.")
+    shape, scale = tuple(array["shape"]), tuple(float(size) for size in array["scale"])
+    if len(shape) != len(scale) or len(shape) not in (2, 3):
+        raise OptionError(
+            f"Array {name!r} must have three numbers, or two, as shape and scale, got {shape} and {scale}."
+        )
+    return tuple(check_integer(f"shape of {name!r}", size, at_least=1) for size in shape), scale
+
+
+def _check_names(inputs: Mapping[str, Any], targets: Mapping[str, Any], classes: Sequence[str]) -> None:
+    """Raise OptionError unless arrays and classes have unique names, and there are inputs."""
+    if not inputs:
+        raise OptionError(
+            "input_arrays must have at least one array, such as {'raw': {'shape': ..., 'scale': ...}}, got none."
+        )
+    repeated = sorted(set(inputs) & set(targets))
+    if repeated or "idx" in {*inputs, *targets}:
+        raise OptionError(f"Names of arrays must be unique, and not 'idx', got {repeated or ['idx']}. Rename them.")
+    if targets and not classes:
+        raise OptionError("target_arrays need classes, got none; name the classes.")
+    if len(set(classes)) < len(classes):
+        raise OptionError(f"classes must be unique, got {list(classes)}.")
+
+
+def check_context(context: None) -> None:
+    """Raise OptionError for options of TensorStore."""
+    if context is not None:
+        raise OptionError(
+            "context must be None: it configures TensorStore, which is not used. Set memory_bytes instead."
+        )

@@ -1,10 +1,9 @@
 """One multiscale image, read around any point in world coordinates."""
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import torch
@@ -12,25 +11,12 @@ import torch
 from penstock.core.checks import check_keys, option_names
 from penstock.core.errors import OptionError
 from penstock.core.seeds import generator_for
-from penstock.files.stores.options import StoreOptions
-from penstock.recipes.cellmap.checks import make_folders
-from penstock.recipes.cellmap.labels import count_voxels
+from penstock.recipes.cellmap.dataset import ImageOptions, check_context, count_voxels
 from penstock.recipes.cellmap.transforms import ValueTransform
 from penstock.source.stored.zarr.record import MissingChunks
-from penstock.source.volume.ngff import Multiscale
 from penstock.source.volume.source import VolumeArray, VolumeSource
 
 __all__ = ["CellMapImage", "EmptyImage"]
-
-
-class ImageOptions(TypedDict, total=False):
-    """Keyword-only options of `CellMapImage`."""
-
-    at: Mapping[str, int | Sequence[int]] | None
-    missing_chunks: MissingChunks
-    store: StoreOptions | None
-    cache: str | os.PathLike[str] | None
-    cache_bytes: int | None
 
 
 class CellMapImage:
@@ -81,30 +67,24 @@ class CellMapImage:
         **options: Unpack[ImageOptions],
     ) -> None:
         check_keys("Options", options, [*ImageOptions.__annotations__, *option_names(CellMapImage)])
-        if context is not None:
-            raise OptionError("context must be None: it configures TensorStore, which is not used here.")
+        check_context(context)
         self.path, self.label_class, self.axis_order = path, target_class, axis_order
         self.scale, self.output_shape = tuple(map(float, target_scale)), tuple(map(int, target_voxel_shape))
         self.pad, self.pad_value, self.interpolation, self.device = pad, pad_value, interpolation, device
         self._transform = None if value_transform is None else ValueTransform(value_transform, "value_transform")
-        folders = make_folders(options)
-        image = Multiscale.read_folder(folders.open(path), os.fspath(path))
-        folders.check_used()
-        array = VolumeArray(image, self.output_shape, self.scale, interpolation, pad_value=pad_value)
         self._missing_chunks: MissingChunks = options.get("missing_chunks")
-        self._source = VolumeSource(
-            {"image": array}, axis_order=axis_order, at=options.get("at"), pad=pad, missing_chunks=self._missing_chunks
-        )
+        array = VolumeArray(path, self.output_shape, self.scale, interpolation, pad_value=pad_value)
+        self._source = VolumeSource({"image": array}, axis_order=axis_order, pad=pad, **options)
 
     @property
     def bounding_box(self) -> dict[str, tuple[float, float]]:
         """Extent of the image by axis, in world units."""
-        return dict(self._source.bounding_box)
+        return self._source.bounding_box
 
     @property
     def sampling_box(self) -> dict[str, tuple[float, float]]:
         """Where centers of patches may lie, by axis, in world units."""
-        return dict(self._source.sampling_box)
+        return self._source.sampling_box
 
     @cached_property
     def class_counts(self) -> int:

@@ -1,4 +1,4 @@
-"""Several volumes as one dataset, and their split into training and validation."""
+"""Several volumes as one dataset, their split into training and validation, and the images of a plate."""
 
 import csv
 import os
@@ -7,30 +7,30 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import Subset
 
+from penstock.core.checks import check_choice
 from penstock.core.errors import OptionError, PenstockError
 from penstock.core.text import cause
 from penstock.files.regular import read_regular
-from penstock.recipes.cellmap.checks import check_numbers
-from penstock.recipes.cellmap.dataset import Arrays, CellMapDataset
-from penstock.recipes.cellmap.sampling import ClassBalancedSampler, MutableSubsetRandomSampler, crop_weights, seed_of
-from penstock.recipes.cellmap.transforms import PatchTransform
-from penstock.run.augment_state import AugmentState
+from penstock.files.stores.url import is_url
+from penstock.recipes.cellmap.dataset import Arrays, CellMapDataset, VolumeDataset
+from penstock.recipes.cellmap.sampling import ClassBalancedSampler, crop_weights, seed_of
 from penstock.source.combine import Concat, Numbered
-from penstock.source.remote_parts import RemoteParts
+from penstock.source.read_pool import map_at_once
+from penstock.source.volume.plates import list_images
 
-__all__ = ["CellMapDataSplit", "CellMapMultiDataset", "read_patches"]
+__all__ = ["CellMapDataSplit", "CellMapMultiDataset", "open_plate"]
 
 _SPLITS = {"train": "train", "validate": "validate", "validation": "validate", "val": "validate"}
 
 
-class CellMapMultiDataset(ConcatDataset[Any], RemoteParts):
+class CellMapMultiDataset(VolumeDataset):
     """Several datasets of the same classes and arrays, one after the other; each is a crop.
 
-    `idx` of an item is its number among all of them. Epochs are counted as in `CellMapDataset`.
+    `idx` of an item is its number among all of them. Epochs are counted as in `CellMapDataset`;
+    each dataset has its own transforms, with the seed of the first.
 
     Parameters
     ----------
@@ -52,10 +52,8 @@ class CellMapMultiDataset(ConcatDataset[Any], RemoteParts):
         crops: list[CellMapDataset] = list(datasets or [])
         if not _are_datasets(crops):
             raise OptionError("datasets must be a list of one or more CellMapDataset.")
-        super().__init__(crops)
-        self.datasets: list[CellMapDataset] = crops  # type: ignore[assignment]
-        self._parts = tuple(crops)
-        first = crops[0]
+        first = self.first = crops[0]
+        self.datasets = crops
         self.classes = list(classes if classes is not None else first.classes)
         self.input_arrays = dict(input_arrays if input_arrays is not None else first.input_arrays)
         self.target_arrays = dict(target_arrays if target_arrays is not None else first.target_arrays)
@@ -66,106 +64,41 @@ class CellMapMultiDataset(ConcatDataset[Any], RemoteParts):
                         f"All datasets must have {name} {getattr(self, name)}, but dataset {number}, {crop!r}, has "
                         f"{getattr(crop, name)}."
                     )
-        self._state = AugmentState(len(self))
+        self.seed, self.device = first.seed, first.device
+        self.axis_order, self.is_train = first.axis_order, first.is_train
+        self._build()
 
-    @property
-    def source(self) -> Numbered:
-        """All patches, one dataset after the other."""
-        return Numbered(Concat([crop.volume for crop in self.datasets]))
-
-    @property
-    def changes(self) -> PatchTransform:
-        """The transform of the patches; all datasets must have the same."""
-        found = [crop.changes for crop in self.datasets]
-        if any(_describe(changes) != _describe(found[0]) for changes in found):
-            raise OptionError("All datasets must have the same transforms; these differ.")
-        return found[0]
-
-    @property
-    def seed(self) -> int:
-        """The seed of the augmentation: that of the first dataset."""
-        return self.datasets[0].seed
-
-    @property
-    def axis_order(self) -> str:
-        """The axis order: that of the first dataset."""
-        return self.datasets[0].axis_order
-
-    @property
-    def is_train(self) -> bool:
-        """Whether spatial transforms are applied."""
-        return self.datasets[0].is_train
-
-    def __getitem__(self, idx: int) -> Any:
-        return self.__getitems__([idx])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return several items; those of one dataset are read together."""
-        numbers = check_numbers(self, indices)
-        is_augmented = any(crop.changes.is_needed for crop in self.datasets)
-        epochs = [self._state.begin_read(number) if is_augmented else 0 for number in numbers]
-        return self.read_items(numbers, self.seed, list(zip(epochs, numbers, strict=True)))
-
-    def prepare(self, items: NDArray[np.int64]) -> int | None:
-        """Start reading items into the page cache or from a URL; see `VolumeSource`."""
-        return self.source.prepare(items)
-
-    @property
-    def stored_bytes(self) -> int | None:
-        """Bytes of the files or objects of all volumes; None: unknown."""
-        return self.source.stored_bytes
-
-    def read_items(self, numbers: Sequence[int], seed: int, paths: Sequence[tuple[int, int]]) -> list[Any]:
-        """Return items as `CellMapDataset.read_items` does; those of one dataset are read together."""
-        crops = np.searchsorted(self.cumulative_sizes, numbers, side="right")
-        found: list[Any] = [None] * len(numbers)
-        if self.is_remote and len(set(crops.tolist())) > 1:  # those of all crops at once
-            self.source.prepare(np.array(numbers, np.int64))
-        for crop in np.unique(crops).tolist():
-            places = np.flatnonzero(crops == crop).tolist()
-            inside = [numbers[place] - self.crop_starts[crop] for place in places]
-            items = self.datasets[crop].read_items(inside, seed, [paths[place] for place in places])
-            for place, item in zip(places, items, strict=True):
-                found[place] = {**item, "idx": torch.tensor(numbers[place])}
-        return found
-
-    def set_epoch(self, epoch: int) -> None:
-        """Augment as in `epoch` from now on, also in running workers; reads are not counted any further."""
-        self._state.set_epoch(epoch)
-        for crop in self.datasets:
-            crop.set_epoch(epoch)
-
-    def to(self, device: str | torch.device) -> "CellMapMultiDataset":
-        """Return this dataset; its items are put on `device` from now on."""
-        for crop in self.datasets:
-            crop.to(device)
-        return self
+    def _build(self) -> None:
+        self.__dict__.pop("validation_indices", None)
+        self.cumulative_sizes: list[int] = np.cumsum([len(crop) for crop in self.datasets]).tolist()
+        self._parts = tuple(crop.volume for crop in self.datasets)
+        is_changed = any(crop.transform is not None for crop in self.datasets)
+        source = Numbered(Concat([crop.volume for crop in self.datasets]))
+        self._set_source(source, _OfCrops(self.crop_starts, self.datasets) if is_changed else None)
 
     def get_center(self, idx: int) -> dict[str, float]:
         """Return the center of an item, by axis, in the world units of its crop."""
-        if not 0 <= idx < len(self):
-            raise IndexError(f"Item numbers of {self!r} must be from 0 to {len(self) - 1}, got {idx}.")
-        crop = int(np.searchsorted(self.cumulative_sizes, idx, side="right"))
-        return self.datasets[crop].get_center(idx - self.crop_starts[crop])
+        number = self._check_number(idx)
+        crop = int(np.searchsorted(self.cumulative_sizes, number, side="right"))
+        return self.datasets[crop].get_center(number - self.crop_starts[crop])
 
     def set_raw_value_transforms(self, transforms: Callable[..., Any] | None) -> None:
         """Transform raw values with `transforms` from now on, in all crops."""
         for crop in self.datasets:
             crop.set_raw_value_transforms(transforms)
+        self._build()
 
     def set_target_value_transforms(self, transforms: Callable[..., Any] | None) -> None:
         """Transform target values with `transforms` from now on, in all crops."""
         for crop in self.datasets:
             crop.set_target_value_transforms(transforms)
+        self._build()
 
     def set_spatial_transforms(self, transforms: Mapping[str, Any] | None) -> None:
         """Use these spatial transforms in all training crops; without padding, the number of items may change."""
         for crop in self.datasets:
             crop.set_spatial_transforms(transforms)
-        self.cumulative_sizes = np.cumsum([len(crop) for crop in self.datasets]).tolist()
-        self.__dict__.pop("validation_indices", None)
-        if len(self) != self._state.n_items:
-            self._state = AugmentState(len(self), epoch=self._state.epoch)
+        self._build()
 
     @property
     def crop_starts(self) -> list[int]:
@@ -173,19 +106,12 @@ class CellMapMultiDataset(ConcatDataset[Any], RemoteParts):
         return [0, *self.cumulative_sizes[:-1]]
 
     @property
-    def class_counts(self) -> dict[str, int]:
-        """Number of voxels of each class, in all crops."""
-        return {name: sum(crop.class_counts.get(name, 0) for crop in self.datasets) for name in self.classes}
-
-    @property
-    def class_weights(self) -> dict[str, float]:
-        """Voxels without a class per voxel with it, in all crops; 1 if there are none."""
-        found = {}
-        for name in self.classes:
-            voxels = [crop._voxel_counts.get(name, (0, 0)) for crop in self.datasets]
-            count, total = (sum(numbers) for numbers in zip(*voxels, strict=True))
-            found[name] = (total - count) / count if count else 1.0
-        return found
+    def _voxel_counts(self) -> dict[str, tuple[int, int]]:
+        counts = [[crop._voxel_counts.get(name, (0, 0)) for crop in self.datasets] for name in self.classes]
+        return {
+            name: (sum(count for count, _ in each), sum(total for _, total in each))
+            for name, each in zip(self.classes, counts, strict=True)
+        }
 
     @property
     def dataset_weights(self) -> dict[CellMapDataset, float]:
@@ -206,23 +132,9 @@ class CellMapMultiDataset(ConcatDataset[Any], RemoteParts):
             for item in crop.validation_indices
         ]
 
-    def validation_blocks(self) -> "Subset[Any]":
-        """Return the items of `validation_indices` as a dataset."""
-        return Subset(self, self.validation_indices)
-
-    def get_weighted_sampler(self, num_samples: int, rng: torch.Generator | int | None = None) -> ClassBalancedSampler:
+    def get_weighted_sampler(self, num_samples: int, rng: Any = None) -> ClassBalancedSampler:
         """Return a sampler of `num_samples` items per epoch that samples every class equally often."""
         return ClassBalancedSampler(self, num_samples, seed_of(rng, 42))
-
-    def get_subset_random_sampler(
-        self, num_samples: int, rng: torch.Generator | None = None
-    ) -> MutableSubsetRandomSampler:
-        """Return a sampler of `num_samples` random items; its `refresh` chooses them again."""
-        return CellMapDataset.get_subset_random_sampler(self, num_samples, rng)  # type: ignore[arg-type]
-
-    def get_random_subset_indices(self, num_samples: int, rng: torch.Generator | int | None = None) -> list[int]:
-        """Return `num_samples` random items; none repeats before all have come."""
-        return CellMapDataset.get_random_subset_indices(self, num_samples, rng)  # type: ignore[arg-type]
 
     def verify(self) -> bool:
         """Read the first and the last patch of each dataset; raise if that fails."""
@@ -230,6 +142,17 @@ class CellMapMultiDataset(ConcatDataset[Any], RemoteParts):
 
     def __repr__(self) -> str:
         return f"CellMapMultiDataset({len(self.datasets)} datasets, {len(self):,} items)"
+
+
+class _OfCrops:
+    """A `Transform` of patches: that of the crop that each one comes from."""
+
+    def __init__(self, starts: Sequence[int], crops: Sequence[CellMapDataset]) -> None:
+        self._starts, self._transforms = np.array(starts), [crop.transform for crop in crops]
+
+    def __call__(self, item: Mapping[str, Any], rng: np.random.Generator, /) -> Any:
+        transform = self._transforms[int(np.searchsorted(self._starts, item["idx"], side="right")) - 1]
+        return item if transform is None else transform(item, rng)
 
 
 class CellMapDataSplit:
@@ -270,11 +193,8 @@ class CellMapDataSplit:
         target_value_transforms: Callable[..., Any] | None = None,
         **options: Any,
     ) -> None:
-        given = [
-            name
-            for name, value in (("datasets", datasets), ("dataset_dict", dataset_dict), ("csv_path", csv_path))
-            if value is not None
-        ]
+        ways = {"datasets": datasets, "dataset_dict": dataset_dict, "csv_path": csv_path}
+        given = [name for name, value in ways.items() if value is not None]
         if len(given) != 1:
             raise OptionError(
                 f"Exactly one of datasets, dataset_dict and csv_path is required, got {', '.join(given) or 'none'}."
@@ -363,27 +283,48 @@ class CellMapDataSplit:
         return f"CellMapDataSplit({len(self.train_datasets)} training, {len(self.validation_datasets)} validation)"
 
 
-def read_patches(
-    volume: CellMapDataset | CellMapMultiDataset,
-    selected: Sequence[int] | None,
-    numbers: Sequence[int],
+def open_plate(
+    path: str | os.PathLike[str],
+    classes: Sequence[str] | None,
+    input_arrays: Arrays,
+    target_arrays: Arrays | None = None,
     *,
-    seed: int,
-    epoch: int,
-) -> list[Any]:
-    """Return items of a volume, or of the items of it that are selected, as a loader augments them."""
-    chosen = numbers
-    if selected is not None:
-        chosen = [selected[number] for number in check_numbers(range(len(selected)), numbers)]
-    return volume.read_items(check_numbers(volume, chosen), seed, [(epoch, number) for number in numbers])
+    wells: Sequence[str] | None = None,
+    **options: Any,
+) -> CellMapMultiDataset:
+    """Return a dataset of the images of a plate or a well, or of a file converted by bioformats2raw; each is a crop.
+
+    The labels of an image are in its group `labels`, one OME-NGFF image for each class.
+
+    Parameters
+    ----------
+    path
+        Path or URL of the plate or the well.
+    classes, input_arrays, target_arrays
+        As in `CellMapDataset`.
+    wells
+        Only these wells of a plate, named as in its metadata: `["A/1", "B/12"]`. None for all of them.
+    options
+        Other options of `CellMapDataset`, such as `at={"c": 0}` and `is_train=True`.
+
+    Examples
+    --------
+    >>> arrays = {"raw": {"shape": (256, 256), "scale": (0.65, 0.65)}}
+    >>> train = open_plate("plate.zarr", None, arrays, wells=["A/1", "A/2"])  # doctest: +SKIP
+    """
+    labels = f"labels/[{','.join(classes or [])}]"
+
+    def open_image(image: str) -> CellMapDataset:
+        target_path = f"{image}/{labels}" if target_arrays else None
+        return CellMapDataset(image, target_path, classes, input_arrays, target_arrays, **options)
+
+    images = list_images(path, wells=wells, store=options.get("store"))
+    crops = list((map_at_once if is_url(path) else map)(open_image, images))
+    return CellMapMultiDataset(classes or [], input_arrays, target_arrays or {}, crops)
 
 
 def _are_datasets(given: Any) -> bool:
     return isinstance(given, list | tuple) and bool(given) and all(isinstance(crop, CellMapDataset) for crop in given)
-
-
-def _describe(changes: PatchTransform) -> str:
-    return repr((changes.raw, changes.target, changes.relations, changes.spatial))
 
 
 def _pad_by_split(pad: bool | str | Mapping[str, bool]) -> dict[str, bool]:
@@ -394,6 +335,5 @@ def _pad_by_split(pad: bool | str | Mapping[str, bool]) -> dict[str, bool]:
 
 
 def _split_name(name: str, where: str = "The split") -> str:
-    if name.lower() not in _SPLITS:
-        raise OptionError(f"{where} must be 'train' or 'validate', got {name!r}.")
+    check_choice(where, name.lower(), _SPLITS)
     return _SPLITS[name.lower()]

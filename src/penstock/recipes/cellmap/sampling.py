@@ -17,14 +17,9 @@ from penstock.plan.balanced import BalancedSpans
 from penstock.plan.permute import permute
 
 __all__ = [
-    "ClassBalancedSampler",
-    "MutableSubsetRandomSampler",
-    "crop_starts",
-    "crop_weights",
-    "min_redundant_inds",
-    "seed_of",
-    "weigh_crops",
-]
+    "ClassBalancedSampler", "MutableSubsetRandomSampler", "RandomSubset", "balance_classes", "crop_weights",
+    "min_redundant_inds", "seed_of",
+]  # fmt: skip
 
 _LOG = logging.getLogger("penstock")
 
@@ -52,6 +47,20 @@ def min_redundant_inds(size: int, num_samples: int, rng: torch.Generator | int |
     rounds, places = np.divmod(np.arange(num_samples), size)
     keys = np.array([key_for(seed, "round", number) for number in range(int(rounds[-1]) + 1)] if num_samples else [0])
     return torch.from_numpy(permute(places, size, keys.astype(np.uint64)[rounds]))
+
+
+class RandomSubset:
+    """Chooses a random subset of items on every call; picklable."""
+
+    def __init__(self, size: int, num_samples: int, rng: torch.Generator | None) -> None:
+        self._size, self._num_samples, self._seed, self._calls = size, num_samples, seed_of(rng, -1), 0
+
+    def __call__(self) -> list[int]:
+        """Return the next subset."""
+        self._calls += 1
+        seed = None if self._seed < 0 else key_for(self._seed, "subset", self._calls) >> 1
+        found: list[int] = min_redundant_inds(self._size, self._num_samples, seed).tolist()
+        return found
 
 
 class MutableSubsetRandomSampler(Sampler[int]):
@@ -105,12 +114,8 @@ class ClassBalancedSampler(Sampler[int]):
         length = len(dataset) if samples_per_epoch is None else samples_per_epoch
         self.samples_per_epoch = check_integer("samples_per_epoch", length, at_least=1)
         self.seed, self.epoch = seed, 0
-        starts = crop_starts(dataset)
-        if starts is None:
-            raise OptionError(f"dataset must have crops, as a CellMapMultiDataset has, got a {type(dataset).__name__}.")
-        weights = weigh_crops(dataset.get_crop_class_matrix(), dataset.classes)
         self._index = Index.uniform(len(dataset))
-        self._order = BalancedSpans(tuple(starts), tuple(weights), self.samples_per_epoch)
+        self._order = balance_classes(dataset, getattr(dataset, "classes", []), self.samples_per_epoch)
         self._order.check(self._index)
 
     def set_epoch(self, epoch: int) -> None:
@@ -126,19 +131,10 @@ class ClassBalancedSampler(Sampler[int]):
         return self.samples_per_epoch
 
 
-def crop_starts(dataset: Any) -> list[int] | None:
-    """Return the first item of each crop of a dataset, ours or cellmap-data's; None if it has no crops."""
-    if not callable(getattr(dataset, "get_crop_class_matrix", None)):
-        return None
-    if hasattr(dataset, "crop_starts"):
-        return [int(start) for start in dataset.crop_starts]
-    return [0, *(int(end) for end in getattr(dataset, "cumulative_sizes", [0])[:-1])]
-
-
 def crop_weights(matrix: ArrayLike, classes: Sequence[str]) -> NDArray[np.float64]:
     """Return the weight of each crop: all classes weigh the same, and crops share the weight of a class equally.
 
-    A class that no crop has weighs nothing.
+    A class that no crop has weighs nothing, with a warning in the log.
 
     Parameters
     ----------
@@ -150,11 +146,17 @@ def crop_weights(matrix: ArrayLike, classes: Sequence[str]) -> NDArray[np.float6
     >>> crop_weights([[True, False], [True, False], [False, True]], ["common", "rare"]).tolist()
     [0.25, 0.25, 0.5]
     """
-    present, absent = _find_absent(matrix, classes)
+    present = np.atleast_2d(np.asarray(matrix, bool))
+    absent = [repr(name) for name, count in zip(classes, present.sum(axis=0), strict=True) if not count]
     if len(absent) == len(classes):
         raise OptionError(
-            f"At least one class must be in at least one crop, but no crop has any of {', '.join(map(repr, classes))}. "
-            "Sample without weights, or correct the class names."
+            f"At least one class must be in at least one crop, but no crop has any of {', '.join(absent)}. Sample "
+            "without weights, or correct the class names."
+        )
+    if absent:
+        _LOG.warning(
+            "Weighted sampling leaves out %s, which no crop has; the other classes have equal shares.",
+            ", ".join(absent),
         )
     present = present[:, present.any(axis=0)]
     crops = present.sum(axis=0)
@@ -162,18 +164,13 @@ def crop_weights(matrix: ArrayLike, classes: Sequence[str]) -> NDArray[np.float6
     return weights
 
 
-def weigh_crops(matrix: ArrayLike, classes: Sequence[str]) -> NDArray[np.float64]:
-    """Return `crop_weights`, and log a warning that names the classes that no crop has."""
-    weights, (_, absent) = crop_weights(matrix, classes), _find_absent(matrix, classes)
-    if absent:
-        _LOG.warning(
-            "Weighted sampling leaves out %s, which no crop has; the other classes have equal shares.",
-            ", ".join(map(repr, absent)),
+def balance_classes(dataset: Any, classes: Sequence[str], count: int) -> BalancedSpans:
+    """Return the order that samples every class of a dataset with crops, ours or cellmap-data's, equally often."""
+    if not callable(getattr(dataset, "get_crop_class_matrix", None)):
+        raise OptionError(
+            f"Sampling by classes needs a dataset with crops, such as CellMapMultiDataset, got "
+            f"{type(dataset).__name__}. Use a sampler of your own."
         )
-    return weights
-
-
-def _find_absent(matrix: ArrayLike, classes: Sequence[str]) -> tuple[NDArray[np.bool_], list[str]]:
-    """Return the matrix as an array, and the classes that no crop has."""
-    present = np.atleast_2d(np.asarray(matrix, bool))
-    return present, [name for name, count in zip(classes, present.sum(axis=0), strict=True) if not count]
+    starts = getattr(dataset, "crop_starts", None) or [0, *getattr(dataset, "cumulative_sizes", [0])[:-1]]
+    weights = crop_weights(dataset.get_crop_class_matrix(), classes)
+    return BalancedSpans(tuple(map(int, starts)), tuple(weights), count)

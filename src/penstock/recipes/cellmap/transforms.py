@@ -47,14 +47,29 @@ class ValueTransform:
 class PatchTransform:
     """A `Transform` of the patches of a dataset."""
 
-    inputs: tuple[str, ...]
-    targets: tuple[str, ...]
-    classes: tuple[str, ...]
-    spatial: Spatial | None = None
-    raw: ValueTransform | None = None
-    target: ValueTransform | None = None
-    relations: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    names: tuple[tuple[str, ...], tuple[str, ...]]
+    """Inputs and targets."""
+    spatial: Spatial | None
+    values: tuple[ValueTransform | None, ValueTransform | None]
+    """Transforms of the values of inputs and of targets."""
+    relations: tuple[tuple[int, tuple[int, ...]], ...]
     """Pairs of a class that may be unknown and the classes that exclude it, as channel numbers."""
+
+    @classmethod
+    def make(
+        cls,
+        names: tuple[tuple[str, ...], tuple[str, ...]],
+        spatial: Spatial | None,
+        values: tuple[Callable[..., Any] | None, Callable[..., Any] | None],
+        relations: tuple[tuple[int, tuple[int, ...]], ...],
+    ) -> "PatchTransform | None":
+        """Return a transform of patches; None if there is nothing to do."""
+        raw, target = values
+        if not any((spatial, raw is not None, target is not None, relations)):
+            return None
+        of_raw = None if raw is None else ValueTransform(raw, "raw_value_transforms")
+        of_target = None if target is None else ValueTransform(target, "target_value_transforms")
+        return cls(names, spatial, (of_raw, of_target), relations)
 
     @classmethod
     def number_relations(
@@ -69,20 +84,15 @@ class PatchTransform:
                 found.append((channels[name], tuple(channels[other] for other in others if other in channels)))
         return tuple(found)
 
-    @property
-    def is_needed(self) -> bool:
-        """Whether any transform is set."""
-        return any((self.spatial, self.raw, self.target, self.relations))
-
     def __call__(self, item: Mapping[str, Any], rng: np.random.Generator, /) -> dict[str, Any]:
         """Return the transformed patch; `item` is not modified."""
-        arrays = {name: item[name] for name in (*self.inputs, *self.targets)}
+        inputs, targets = self.names
+        arrays = {name: item[name] for name in (*inputs, *targets)}
         if self.spatial is not None:
             arrays = dict(self.spatial(arrays, rng))
-        for name in self.targets:
-            if self.relations:
-                arrays[name] = self._mark_absent(arrays[name])
-        for names, transform in ((self.inputs, self.raw), (self.targets, self.target)):
+        if self.relations:
+            arrays |= {name: self._mark_absent(arrays[name]) for name in targets}
+        for names, transform in zip(self.names, self.values, strict=True):
             if transform is not None:
                 arrays |= {name: transform(arrays[name], rng) for name in names}
         return {**item, **arrays}

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from penstock.core.protocols import Observer
 from penstock.core.text import cause
 from penstock.feed.loader import Loader
 from penstock.feed.ranks import current_world
+from penstock.feed.torch_loader import torch_loader
 from penstock.feed.torch_options import TorchOptions
 from penstock.files.durable import write_aside
 from penstock.files.regular import read_regular
@@ -324,23 +326,16 @@ def create_webdataset_dataloader(
     [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
     """
     options |= {"prefetch_factor": prefetch_factor, "drop_last": drop_last, "pin_memory": pin_memory}
-    keywords, given = _split_options(options)
-    dataset = WebDatasetLoader(shard_dir, shuffle=shuffle, buffer_size=buffer_size, **given)
-    plan = dataset.plan(batch_size, tail="drop" if drop_last else "short")
-    collate = _choose_collate(dataset.source, pad_value, keywords.collate_fn)
-    return Loader(
-        dataset.source, plan, collate=collate, num_workers=num_workers, device=device, observer=observer,
-        world=given.get("world"), options=keywords.run_options(num_workers, pin_memory=bool(pin_memory)),
-    )  # fmt: skip
-
-
-def _split_options(options: dict[str, Any]) -> tuple[TorchOptions, dict[str, Any]]:
-    """Return the keywords of torch's DataLoader, and the arguments of `WebDatasetLoader`."""
     if "max_workers" in options:
         raise OptionError("max_workers is an option of WebDatasetLoader only. Use num_workers here.")
-    keywords, given = TorchOptions.split(options, "in create_webdataset_dataloader")
-    check_keys("Options", given, option_names(create_webdataset_dataloader, TorchOptions, WebDatasetLoader, TarSource))
-    return keywords, {**given, "seed": keywords.seed(given.get("seed"), otherwise=42)}
+    keywords, given = TorchOptions.split(options, create_webdataset_dataloader, WebDatasetLoader, TarSource)
+    given["seed"] = keywords.seed(given.get("seed"), otherwise=42)
+    dataset = WebDatasetLoader(shard_dir, shuffle=shuffle, buffer_size=buffer_size, **given)
+    plan, collate = dataset.plan(batch_size), _choose_collate(dataset.source, pad_value, keywords.collate_fn)
+    return torch_loader(
+        dataset.source, batch_size, replace(keywords, collate_fn=collate), order=plan.order, index=plan.index,
+        seed=plan.seed, num_workers=num_workers, device=device, observer=observer, world=given.get("world"),
+    )  # fmt: skip
 
 
 def _choose_collate(

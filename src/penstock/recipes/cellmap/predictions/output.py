@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import OptionError
-from penstock.recipes.cellmap.checks import check_array
+from penstock.recipes.cellmap.dataset import check_array
 from penstock.recipes.cellmap.predictions.ngff import Coordinates, ImageLayout
 from penstock.recipes.cellmap.predictions.publish import UnfinishedImage
 from penstock.recipes.cellmap.predictions.tiles import AxisTiles, Voxels, axis_tiles, voxels_between

@@ -200,7 +200,7 @@ class CellMapDatasetWriter:
         """Return the number of possible patches; `len(writer.blocks)` of them are written."""
         return len(self.dataset)
 
-    def __getitem__(self, idx: int) -> dict[str, torch.Tensor]:
+    def __getitem__(self, idx: int) -> Any:
         return self.dataset[idx]
 
     def get_center(self, idx: int) -> dict[str, float]:
