@@ -7,7 +7,6 @@ from penstock import files as files
 from penstock import observe as observe
 from penstock import plan as plan
 from penstock import recipes as recipes
-from penstock import report as report
 from penstock import run as run
 from penstock import shard as shard
 from penstock import source as source
@@ -36,6 +35,7 @@ from penstock.core.version import __version__ as __version__
 from penstock.feed.loader import Loader as Loader
 from penstock.feed.pad import Pad as Pad
 from penstock.files.stores.options import StoreOptions as StoreOptions
+from penstock.observe.page import write_report as write_report
 from penstock.observe.watcher import watch as watch
 from penstock.plan.balanced import Balanced as Balanced
 from penstock.plan.lengths.batches import Bucketed as Bucketed
@@ -51,7 +51,6 @@ from penstock.recipes.mixture.mixture import Mixture as Mixture
 from penstock.recipes.tune.search import tune as tune
 from penstock.recipes.webdataset.loader import create_webdataset_dataloader as create_webdataset_dataloader
 from penstock.recipes.webdataset.writer import create_shards_from_arrays as create_shards_from_arrays
-from penstock.report.build import write_report as write_report
 from penstock.run.options import RunOptions as RunOptions
 from penstock.source.array import ArraySource as ArraySource
 from penstock.source.audio.source import AudioSource as AudioSource

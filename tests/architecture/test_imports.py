@@ -11,7 +11,7 @@ ARCHITECTURE = ROOT / "docs" / "explanation" / "architecture.md"
 
 _FILES = {"core", "files", "shard"}
 _READ = {*_FILES, "transform", "source"}
-_BELOW_RECIPES = {*_READ, "plan", "run", "feed", "observe", "convert", "report"}
+_BELOW_RECIPES = {*_READ, "plan", "run", "feed", "observe", "convert"}
 
 # What each room may import besides itself. Read from top to bottom, imports point upwards only.
 ALLOWED: dict[str, set[str]] = {
@@ -22,10 +22,9 @@ ALLOWED: dict[str, set[str]] = {
     "shard": {"core", "files"},
     "source": _FILES,
     "run": {"core", "plan", "files"},
-    "observe": {*_FILES, "plan", "run"},
+    "observe": {*_FILES, "source", "plan", "run"},
     "feed": {"core", "plan", "run", "observe"},
     "convert": {*_READ, "plan", "observe"},
-    "report": {*_READ, "plan", "observe"},
     "doctor": {*_FILES, "source", "observe"},
     "recipes": {"core"},  # the folder's door alone
     "recipes.chunked": _BELOW_RECIPES,

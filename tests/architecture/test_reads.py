@@ -94,6 +94,7 @@ _WRITING_CALLS = {"np.save", "torch.save", "os.link", "os.symlink", "os.mkfifo",
 _MEMORY = "it is given memory, not a path"
 WRITING_EXCEPTIONS: dict[tuple[str, str], tuple[int, str]] = {
     ("penstock.doctor.storage", "mkstemp"): (1, "a random name that is removed at once"),
+    ("penstock.observe.picture", "savefig"): (1, _MEMORY),
     ("penstock.files.figures", "savefig"): (1, _MEMORY),
     ("penstock.recipes.crossval.fold", "torch.save"): (1, _MEMORY),
 }

@@ -240,7 +240,7 @@ def test_help_names_the_commands_in_the_order_in_which_they_are_used() -> None:
     text = run("--help").stdout
     named = re.findall(r"^  (\w+)  ", text.partition("Commands:")[2], re.M)
     assert [name for name in named if name != "report"] == [
-        *("convert", "edit", "index", "inspect", "verify", "tune", "doctor", "demo"),
+        *("convert", "edit", "index", "inspect", "verify", "tune", "doctor"),
     ]
     assert set(named) == set(COMMANDS)
 

@@ -175,7 +175,7 @@ def test_the_figure_shows_the_verdict_waiting_steps_startups_and_memory(
 
     monkeypatch.setattr(Figure, "savefig", keep)
     seen.plot(str(tmp_path / "watch.png"))
-    assert imread(tmp_path / "watch.png").shape == (792, 1200, 4)
+    assert imread(tmp_path / "watch.png").shape == (933, 1466, 4)
     assert [path.name for path in tmp_path.iterdir()] == ["watch.png"]  # nothing is left aside
     (figure,) = figures
     texts = " | ".join(text.get_text() for text in figure.findobj(Text))

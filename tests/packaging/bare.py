@@ -66,7 +66,7 @@ def refusals(hidden: Hidden, with_zarr: list[str]) -> dict[str, list[str]]:
     import penstock as ps
     from penstock.convert.formats import inputs_of
     from penstock.convert.table import read_table
-    from penstock.report.figures.items import plot_item
+    from penstock.observe.picture import plot_item
     from penstock.shard.decoders.decode import decode
 
     def read_remote() -> None:

@@ -53,7 +53,7 @@ def report(  # noqa: PLR0917  # one parameter per option
     shards = dataset if is_run else where
     if shards is not None and (is_url(shards) or not _has_splits(Path(shards))):
         check_dataset(shards)
-    from penstock.report.build import gather_report, save_report  # noqa: PLC0415  # imports torch
+    from penstock.observe.page import gather_report, save_report  # noqa: PLC0415  # imports torch
 
     found = gather_report(dataset=shards, run=where if is_run else None, title=title)
     save_report(output, found)

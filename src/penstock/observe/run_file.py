@@ -77,6 +77,14 @@ class Run:
     notes: dict[str, Any]
     about: dict[str, Any]
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures as plain JSON, without curves."""
+        stages = {
+            name: {"calls": e["calls"], "seconds": e["seconds"], "bytes": e["bytes"]} for name, e in self.stages.items()
+        }
+        about = {"dataset": self.dataset, "about": self.about}
+        return {"path": str(self.path), "figures": self.figures, "stages": stages, **about}
+
 
 def write_run(path: str | os.PathLike[str], result: WatchResult) -> None:
     """Write a run file atomically."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from penstock.core.errors import OptionError
 from penstock.core.text import count
 from penstock.files.stores.options import StoreOptions
-from penstock.report.figures.items import plot_item
+from penstock.observe.picture import plot_item
 from penstock.shard.places.open_dataset import open_dataset
 from penstock.shard.summary import find_problems, summarize
 from penstock.source.tar.source import TarSource

@@ -20,10 +20,9 @@ from penstock.core.errors import (
 )
 from penstock.files.machine import this_machine
 from penstock.observe.faults import read_quarantine
+from penstock.observe.page import gather_report, render_page
 from penstock.observe.run_file import is_run_file, read_run
 from penstock.recipes.tune.tuning import Setting, Trial, Tuning
-from penstock.report.build import gather_report
-from penstock.report.page.render import render_page
 from penstock.source.tar.quarantine import Quarantine
 from penstock.transform.moments import Moments
 from tests.campaign.fuzz.mutate import Mutation

@@ -12,7 +12,7 @@ import pytest
 
 from penstock import OptionError
 from penstock.core.errors import MissingDependency, WriteError
-from penstock.report.figures.items import plot_item
+from penstock.observe.picture import plot_item
 
 SPIKES = np.random.default_rng(7).poisson(0.4, (100, 96))
 
@@ -63,7 +63,7 @@ def test_a_failure_leaves_the_old_picture_and_nothing_else(tmp_path: Path, monke
 
 def test_without_matplotlib_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(MissingDependency, match=r"Plotting an item needs matplotlib.*penstock\[report\]"):
+    with pytest.raises(MissingDependency, match=r"Plotting needs matplotlib.*penstock\[report\]"):
         plot_item({"x": SPIKES}, tmp_path / "item.png")
 
 
@@ -75,7 +75,7 @@ def test_drawing_leaves_the_settings_of_matplotlib_alone(tmp_path: Path) -> None
 
 def test_matplotlib_is_imported_on_use_and_pyplot_never(tmp_path: Path) -> None:
     code = (
-        "import sys, numpy, pathlib, penstock.report.figures.items as items\n"
+        "import sys, numpy, pathlib, penstock.observe.picture as items\n"
         "assert 'matplotlib' not in sys.modules\n"
         f"items.plot_item({{'x': numpy.arange(20)}}, pathlib.Path({str(tmp_path / 'item.png')!r}))\n"
         "print('matplotlib' in sys.modules, 'matplotlib.pyplot' in sys.modules)"

@@ -1,5 +1,0 @@
-"""HTML reports and figures of datasets and runs."""
-
-from penstock.core.doors import open_door
-
-__getattr__, __dir__, __all__ = open_door(__name__, __file__)

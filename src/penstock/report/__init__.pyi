@@ -1,1 +1,0 @@
-from penstock.report.build import write_report as write_report

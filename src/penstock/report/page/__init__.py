@@ -1,1 +1,0 @@
-"""The page: HTML, SVG charts, layout."""
