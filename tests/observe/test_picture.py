@@ -161,6 +161,7 @@ def test_a_figure_has_a_heading_for_every_field_and_the_rest_as_text(drawn: tupl
 
 def test_no_text_lies_on_another(drawn: tuple[Figure, np.ndarray]) -> None:
     figure = drawn[0]
+    figure.draw_without_rendering()  # at the resolution that it has now, which is not that of the file
     # Tick labels are left out: those beyond the limits are not drawn, and lie anywhere.
     ticks = {label for ax in figure.findobj(Axes) for axis in (ax.xaxis, ax.yaxis) for label in axis.get_ticklabels()}
     texts = [text for text in figure.findobj(Text) if text.get_text().strip() and text not in ticks]
