@@ -13,7 +13,7 @@ from penstock.recipes.cellmap.image import EmptyImage as EmptyImage
 from penstock.recipes.cellmap.loader import CellMapDataLoader as CellMapDataLoader
 from penstock.recipes.cellmap.multi import CellMapDataSplit as CellMapDataSplit
 from penstock.recipes.cellmap.multi import CellMapMultiDataset as CellMapMultiDataset
-from penstock.recipes.cellmap.predictions.writer import CellMapDatasetWriter as CellMapDatasetWriter
+from penstock.recipes.cellmap.predictions import CellMapDatasetWriter as CellMapDatasetWriter
 from penstock.recipes.cellmap.sampling import ClassBalancedSampler as ClassBalancedSampler
 from penstock.recipes.cellmap.sampling import MutableSubsetRandomSampler as MutableSubsetRandomSampler
 from penstock.recipes.cellmap.sampling import min_redundant_inds as min_redundant_inds

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from penstock_cellmap_parts import INPUTS, RAW, TARGETS, write_image
 
 from penstock.convert.convert import convert
 from penstock.convert.inputs.arrays import NpyInput
@@ -20,8 +21,7 @@ from penstock.convert.scan import ConvertOptions
 from penstock.core.errors import DamageError, OptionError, WriteError
 from penstock.files.durable import create_file, write_aside
 from penstock.files.figures import save_figure
-from penstock.recipes.cellmap.predictions.ngff import ImageStore
-from penstock.recipes.cellmap.predictions.publish import UnfinishedImage
+from penstock.recipes.cellmap.predictions import CellMapDatasetWriter
 from penstock.recipes.tune.tuning import Tuning
 from penstock.shard.outputs.write_options import WriteOptions
 from penstock.shard.writer import ShardWriter
@@ -59,11 +59,6 @@ def write_shards(out: Path) -> None:
     writer.commit()
 
 
-def write_chunk(out: Path) -> None:
-    store = ImageStore(out / "image", out / "aside")
-    store.write_file(out / "image" / "s0" / "0", b"chunk")
-
-
 def write_figure(out: Path) -> None:
     from matplotlib.figure import Figure
 
@@ -82,7 +77,6 @@ FILES: dict[str, tuple[Callable[..., None], str, str]] = {
     "side index": (write_shards, f".writing/.shard_000000.tar.index.{PID}.aside", "shard_000000.tar.index"),
     "manifest": (write_shards, f".writing/.dataset_metadata.json.{PID}.aside", "dataset_metadata.json"),
     "options": (write_shards, f".writing/.options.json.{PID}.aside", "dataset_metadata.json"),
-    "chunk of an image": (write_chunk, f"aside/{PID}-{THREAD}", "image/s0/0"),
     "figure": (write_figure, "a.png.part", "a.png"),
     "tuning": (write_tuning, "tuned.json.part", "tuned.json"),
 }
@@ -108,10 +102,13 @@ def convert_rows(out: Path, how: Any) -> None:
     convert([NpyInput(out.parent / "rows.npy")], out, ConvertOptions(WriteOptions(2)), existing=how)
 
 
-def begin_image(out: Path, _: str) -> None:
-    image = UnfinishedImage(out / "mito", (), ("s0", frozenset()), {})
-    image.begin("run")
-    image.close()
+def begin_image(out: Path, how: str) -> None:
+    raw = out.parent / "em"
+    if not raw.exists():
+        write_image(raw, RAW)
+    CellMapDatasetWriter(
+        str(raw), f"{out}/mito", ["mito"], INPUTS, TARGETS, overwrite=how == "overwrite", resume=how == "resume"
+    ).close()
 
 
 @pytest.mark.parametrize("how", ["overwrite", "resume"])
@@ -187,16 +184,17 @@ def write_list(out: Path) -> None:
     Quarantine(out / "quarantine.jsonl", "mine", 3).add(1, "a.tar", DamageError("a.tar", 1, "flipped"))
 
 
-def write_image(out: Path) -> None:
-    begin_image(out, "")
-    (out / "aside").mkdir()
-    write_chunk(out)
-
-
 @pytest.mark.parametrize("umask", [0o077, 0o022, 0o002], ids=oct)
 @pytest.mark.parametrize(
     "write",
-    [write_shards, write_image, write_figure, write_tuning, write_list, lambda out: create_file(out / "log").close()],
+    [
+        write_shards,
+        lambda out: begin_image(out, "overwrite"),
+        write_figure,
+        write_tuning,
+        write_list,
+        lambda out: create_file(out / "log").close(),
+    ],
 )
 def test_files_and_folders_have_the_permissions_that_the_umask_leaves(
     write: Callable[[Path], None], umask: int, out: Path

@@ -261,6 +261,7 @@ def draw_item(item: Mapping[str, Any], width: float, title: str = "") -> "Figure
     panels, texts = _arrange(item)
     letters = int(width / 7.4)
     lines = [line for name, value in texts for line in _describe(name, value, letters)][:_MOST_LINES]
+    lines += ["…"] if len(lines) == _MOST_LINES else []
     if not panels and not lines:
         lines = ["This item has no fields."]
     heights = [panel.height + 60 for panel in panels] + ([15 * len(lines) + 40] if lines else [])
@@ -350,7 +351,6 @@ def _find_rate(item: Mapping[str, Any], name: str, *, is_longest: bool) -> float
 
 def _describe(name: str, value: Any, letters: int, depth: int = 0) -> list[str]:
     """Return a value as a few lines of text."""
-    name = name if len(name) <= 40 else f"{name[:39]}…"
     if isinstance(value, Mapping) and value and depth < 3:
         return [line for key, entry in value.items() for line in _describe(f"{name}.{key}", entry, letters, depth + 1)]
     if hasattr(value, "dtype") and hasattr(value, "shape"):

@@ -13,7 +13,7 @@ from penstock_test_shards import archive, npy
 
 from penstock import TarSource
 from penstock.core.errors import SourceError
-from penstock.recipes.cellmap.predictions.writer import CellMapDatasetWriter
+from penstock.recipes.cellmap.predictions import CellMapDatasetWriter
 from penstock.recipes.streams import FlyVisSim, SimulationWriter, load_column_slice
 from penstock.recipes.webdataset import WebDatasetWriter
 from penstock.shard.index_tars import index_archives

@@ -13,7 +13,7 @@ from penstock.recipes.cellmap.dataset import CellMapDataset
 from penstock.recipes.cellmap.image import CellMapImage
 from penstock.recipes.cellmap.loader import CellMapDataLoader
 from penstock.recipes.cellmap.multi import open_plate
-from penstock.recipes.cellmap.predictions.writer import CellMapDatasetWriter
+from penstock.recipes.cellmap.predictions import CellMapDatasetWriter
 
 DATA = coordinates(2, 3, 4, 16, 20)
 INPUTS = {"raw": {"shape": (2, 4, 6), "scale": (1, 1, 1)}}

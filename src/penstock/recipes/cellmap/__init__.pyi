@@ -6,7 +6,7 @@ from penstock.recipes.cellmap.loader import CellMapDataLoader as CellMapDataLoad
 from penstock.recipes.cellmap.multi import CellMapDataSplit as CellMapDataSplit
 from penstock.recipes.cellmap.multi import CellMapMultiDataset as CellMapMultiDataset
 from penstock.recipes.cellmap.multi import open_plate as open_plate
-from penstock.recipes.cellmap.predictions.writer import CellMapDatasetWriter as CellMapDatasetWriter
+from penstock.recipes.cellmap.predictions import CellMapDatasetWriter as CellMapDatasetWriter
 from penstock.recipes.cellmap.sampling import ClassBalancedSampler as ClassBalancedSampler
 from penstock.recipes.cellmap.sampling import MutableSubsetRandomSampler as MutableSubsetRandomSampler
 from penstock.recipes.cellmap.sampling import min_redundant_inds as min_redundant_inds

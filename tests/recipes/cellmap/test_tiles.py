@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import OptionError
-from penstock.recipes.cellmap.predictions.tiles import Voxels, axis_tiles, voxels_between
+from penstock.recipes.cellmap.tiles import Voxels, axis_tiles, voxels_between
 
 EIGHTHS = st.integers(1, 40).map(lambda n: n / 8)
 

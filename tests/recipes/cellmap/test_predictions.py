@@ -12,7 +12,7 @@ import torch
 import zarr
 
 from penstock.core.errors import OptionError
-from penstock.recipes.cellmap.predictions.writer import CellMapDatasetWriter
+from penstock.recipes.cellmap.predictions import CellMapDatasetWriter
 from penstock.source.volume.ngff import Multiscale
 from penstock.source.volume.source import VolumeArray, VolumeSource
 
@@ -248,8 +248,8 @@ def test_invalid_options_are_refused_and_nothing_is_touched(raw: str, tmp_path: 
         "must be among model_classes": {"model_classes": ["er"]},
         "one or more unique names": {"classes": ["er", "er"]},
         "plain folder names": {"classes": ["../er"], "target_path": str(tmp_path)},
-        "must name target arrays of gt, got \\['no'\\]": {"target_bounds": {"no": {}}},
-        "must name axes of z, y, x, got \\['t'\\]": {"target_bounds": {"gt": {"t": [0, 1]}}},
+        "must be among gt, got no": {"target_bounds": {"no": {}}},
+        "must be among z, y, x, got t": {"target_bounds": {"gt": {"t": [0, 1]}}},
         "along z must lie within .*got \\[0.0, 60.0\\]": {"target_bounds": {"gt": {"z": [0, 60]}}},
         "Patches along z must cover .*6 voxels .* Use pad=True": {"pad": False, "inputs": LARGE},
         "dtype must be .*got 'int8'": {"dtype": "int8"},
@@ -269,7 +269,7 @@ def test_invalid_options_are_refused_and_nothing_is_touched(raw: str, tmp_path: 
         ("must be real numbers", items[0], {"gt": 1j}),
         ("as in batch", [0.5], {"gt": 0}),
         ("by name", items[0], np.zeros(3)),
-        ("missing must be 'refuse' or 'fill', got 'skip'", None, None),
+        ("missing must be one of 'refuse', 'fill', got 'skip'", None, None),
     ):
         with pytest.raises(OptionError, match=message):
             made.finalize("skip") if idx is None else made.__setitem__(idx, arrays)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ import zarr
 from penstock_test_killer import Killer, start_killer
 
 from penstock.core.errors import OptionError, ResumeError, WriteError
-from penstock.recipes.cellmap.predictions.writer import CellMapDatasetWriter
+from penstock.recipes.cellmap.predictions import CellMapDatasetWriter
 
 SOAK = os.environ.get("PENSTOCK_TESTS") == "soak"
 SHAPE, PATCH = (13, 20, 17), {"shape": (6, 8, 8), "scale": (8, 4, 4)}
@@ -168,7 +168,7 @@ def test_a_lock_ends_with_its_writer_and_attributes_are_small(raw: str, tmp_path
 SCRIPT = """
 import os
 from penstock_test_killer import serve
-from penstock.recipes.cellmap.predictions.writer import CellMapDatasetWriter
+from penstock.recipes.cellmap.predictions import CellMapDatasetWriter
 
 PATCH = {"shape": (6, 8, 8), "scale": (8, 4, 4)}
 

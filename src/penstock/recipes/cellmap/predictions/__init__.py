@@ -1,1 +1,0 @@
-"""Predictions written back as OME-NGFF images."""
