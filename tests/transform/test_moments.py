@@ -237,7 +237,7 @@ def test_values_that_are_no_stored_moments_are_refused(edit):
     with pytest.raises(OptionError):
         Moments.from_json(stored | edit)
     with pytest.raises(OptionError, match=r"[Ss]tored moments must be"):
-        Moments.from_json({"version": 1})
+        Moments.from_json({"version": 2})
 
 
 # -- invalid arguments -------------------------------------------------------------------------------------------------
@@ -263,5 +263,5 @@ def test_what_has_no_mean_is_refused(block):
 
 
 def test_an_unknown_per_is_refused():
-    with pytest.raises(OptionError, match="per must be 'channel' or 'scalar', got "):
+    with pytest.raises(OptionError, match="per must be one of 'channel', 'scalar', got "):
         Moments(per="pixel")  # type: ignore[arg-type]

@@ -70,13 +70,6 @@ def test_a_flat_item_has_a_mean_for_each_place_on_its_axis_0_and_one_for_all_wit
     assert Moments.over(data).axis is None
 
 
-def test_stored_moments_along_the_last_axis_stay_as_they_were() -> None:
-    stored = Moments.over(spectrograms()).to_json()
-    assert stored["version"] == 1
-    assert "axis" not in stored
-    assert Moments.from_json(stored).axis == -1
-
-
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_statistics_of_the_training_items_of_data_larger_than_the_budget(tmp_path: Any, dtype: Any) -> None:
     data = spectrograms(600, offset=1e6).astype(dtype)

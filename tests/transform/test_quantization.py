@@ -136,13 +136,13 @@ def test_values_without_a_code_and_codes_without_a_value_are_refused(name):
 
 
 def test_other_options_are_refused():
-    with pytest.raises(OptionError, match="quantization must be 'linear' or 'mu-law', got 'a-law'"):
+    with pytest.raises(OptionError, match="quantization must be one of 'linear', 'mu-law', got 'a-law'"):
         quantize(np.zeros(1), 8, "a-law")
     with pytest.raises(OptionError, match=r"quantization must be .*, got None"):
         dequantize(np.zeros(1, np.int64), 8, None)
     with pytest.raises(OptionError, match="bits must be an integer from 1 to 16, got 17"):
         q_zero(17)
-    with pytest.raises(OptionError, match="scale must be 'fixed' or 'item', got 'file'"):
+    with pytest.raises(OptionError, match="scale must be one of 'fixed', 'item', got 'file'"):
         quantize(np.zeros(1), scale="file")
     for value in (np.nan, np.inf):
         with pytest.raises(OptionError, match="must be finite"):

@@ -121,7 +121,7 @@ def test_integers_get_integer_masks_only() -> None:
         ({"num_freq_masks": -2}, "num_freq_masks must be an integer >= 0, got -2"),
         ({"mask_value": "max"}, "mask_value must be a number or one of 'mean', 'min', got 'max'"),
         ({"mask_value": np.nan}, "mask_value must be a finite number, got nan"),
-        ({"p": 1.2}, "p must be a probability .*, got 1.2"),
+        ({"p": 1.2}, "p must be a finite number >= 0 and <= 1, got 1.2"),
         ({"field": 1.0}, "field must be a name, .*, got 1.0"),
     ],
 )

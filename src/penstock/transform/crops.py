@@ -8,14 +8,21 @@ from numpy.typing import NDArray
 
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
-from penstock.transform.arrays import fill_value, require_axis, transform_field
-from penstock.transform.checks import Fill, check_axis, check_field, check_fill, check_probability
+from penstock.transform.field_transform import (
+    FieldTransform,
+    Fill,
+    check_axis,
+    check_fill,
+    check_probability,
+    fill_value,
+    require_axis,
+)
 
 __all__ = ["RandomCrop", "RandomShift"]
 
 
 @dataclass(frozen=True, slots=True)
-class RandomCrop:
+class RandomCrop(FieldTransform):
     """Crops an item to a random stretch along an axis; all positions are equally likely.
 
     Examples
@@ -31,32 +38,24 @@ class RandomCrop:
     field: str | int | None = None
     """Field to transform: its name, or its index in a tuple. None: the item itself, or the first element of a tuple."""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         check_integer("size", self.size, at_least=1)
         check_axis(self.axis)
-        check_field(self.field)
 
-    def __call__(self, item: Any, rng: np.random.Generator, /) -> Any:
-        """Return the item, cropped."""
-        return transform_field(item, self.field, lambda values: self._transform(values, rng))
-
-    def _transform(self, values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
-        # A copy: a view would keep the whole item in memory.
-        return values[self._place(values.shape, rng)].copy()
-
-    def _place(self, shape: tuple[int, ...], rng: np.random.Generator) -> tuple[slice, ...]:
-        axis = require_axis(shape, self.axis, "RandomCrop")
+    def _change(self, values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+        shape, axis = values.shape, require_axis(values.shape, self.axis, "RandomCrop")
         if shape[axis] < self.size:
             raise OptionError(
-                f"size must be <= {shape[axis]}, the length of axis {self.axis} of an item of shape "
-                f"{shape}, got {self.size}. Use a smaller size, or leave out such items."
+                f"size must be <= {shape[axis]}, the length of axis {self.axis} of an item of shape {shape}, "
+                f"got {self.size}. Use a smaller size, or leave out such items."
             )
         begin = int(rng.integers(0, shape[axis] - self.size, endpoint=True))
-        return (slice(None),) * axis + (slice(begin, begin + self.size),)
+        # A copy: a view would keep the whole item in memory.
+        return values[(slice(None),) * axis + (slice(begin, begin + self.size),)].copy()
 
 
 @dataclass(frozen=True, slots=True)
-class RandomShift:
+class RandomShift(FieldTransform):
     """Shifts an item along an axis by a random number of places, in either direction; the shape stays.
 
     Examples
@@ -81,18 +80,13 @@ class RandomShift:
     field: str | int | None = None
     """Field to transform: its name, or its index in a tuple. None: the item itself, or the first element of a tuple."""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         check_integer("most", self.most, at_least=0)
         check_axis(self.axis)
         check_fill("fill", self.fill, "wrap")
         check_probability("p", self.p)
-        check_field(self.field)
 
-    def __call__(self, item: Any, rng: np.random.Generator, /) -> Any:
-        """Return the item, shifted; the same object if it is not changed."""
-        return transform_field(item, self.field, lambda values: self._transform(values, rng))
-
-    def _transform(self, values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+    def _change(self, values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
         axis = require_axis(values.shape, self.axis, "RandomShift")
         if rng.random() >= self.p:
             return values

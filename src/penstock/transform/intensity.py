@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.core.checks import check_number
 from penstock.core.errors import OptionError
-from penstock.transform.arrays import transform_field
-from penstock.transform.checks import check_field, check_number
+from penstock.transform.field_transform import FieldTransform
 
 __all__ = ["NanToNum", "Normalize"]
 
@@ -20,7 +20,7 @@ _Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class NanToNum:
+class NanToNum(FieldTransform):
     """Replaces NaN, and infinities if values are given for them.
 
     Examples
@@ -39,18 +39,13 @@ class NanToNum:
     field: str | int | None = None
     """Field to transform: its name, or its index in a tuple. None: the item itself, or the first element of a tuple."""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         check_number("nan", self.nan)
         for name in ("posinf", "neginf"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name))
-        check_field(self.field)
 
-    def __call__(self, item: Any, rng: np.random.Generator, /) -> Any:  # noqa: ARG002  # nothing random here
-        """Return the item without NaN; the same object if there was nothing to replace."""
-        return transform_field(item, self.field, self._transform)
-
-    def _transform(self, values: _Array) -> _Array:
+    def _change(self, values: _Array, rng: np.random.Generator) -> _Array:  # noqa: ARG002  # nothing random here
         if values.dtype.kind != "f" or bool(np.isfinite(values).all()):
             return values
         made = np.where(np.isnan(values), values.dtype.type(self.nan), values)
@@ -61,7 +56,7 @@ class NanToNum:
 
 
 @dataclass(frozen=True, slots=True)
-class Normalize:
+class Normalize(FieldTransform):
     """Adds `shift` to every value, then multiplies by `scale`: by default, 0 … 255 becomes 0 … 1.
 
     Computes in float64 and returns the float type of the item, or float32 for integers. The scale does not depend on
@@ -78,17 +73,12 @@ class Normalize:
     field: str | int | None = None
     """Field to transform: its name, or its index in a tuple. None: the item itself, or the first element of a tuple."""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         check_number("shift", self.shift)
         if check_number("scale", self.scale) == 0:
             raise OptionError("scale must not be 0, got 0: it would make all values 0.")
-        check_field(self.field)
 
-    def __call__(self, item: Any, rng: np.random.Generator, /) -> Any:  # noqa: ARG002  # nothing random here
-        """Return the scaled item."""
-        return transform_field(item, self.field, self._transform)
-
-    def _transform(self, values: _Array) -> _Array:
+    def _change(self, values: _Array, rng: np.random.Generator) -> _Array:  # noqa: ARG002  # nothing random here
         kind = values.dtype.newbyteorder("=") if values.dtype.kind == "f" else np.dtype(np.float32)
         shifted = np.add(values, self.shift, dtype=np.float64)
         made: _Array = np.multiply(shifted, self.scale, out=np.empty(values.shape, kind), casting="same_kind")

@@ -7,8 +7,9 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from penstock.core.checks import check_choice
 from penstock.core.errors import OptionError
-from penstock.transform.checks import check_axis
+from penstock.transform.field_transform import check_axis
 from penstock.transform.read_values import read_blocks
 
 __all__ = ["Moments"]
@@ -17,7 +18,8 @@ _Floats = NDArray[np.float64]
 _Int64s = NDArray[np.int64]
 
 _TABLE_VALUES = 1 << 16  # per update: half a megabyte as float64, which stays in the cache of a core
-_VERSION, _VERSION_WITH_AXIS = 1, 2  # 2 if channels are not on the last axis, which readers of 1 would misread
+_VERSION = 2
+_STORED = ("count", "n_nan", "n_infinite"), ("origin", "offset", "squares", "minimum", "maximum")
 
 
 class Moments:
@@ -54,24 +56,8 @@ class Moments:
     [1.0, 2.0, 3.0]
     """
 
-    __slots__ = (
-        "_axis",
-        "_count",
-        "_high",
-        "_infinite",
-        "_low",
-        "_n_channels",
-        "_nan",
-        "_offset",
-        "_origin",
-        "_per",
-        "_squares",
-    )
-
     def __init__(self, per: Literal["channel", "scalar"] = "channel", *, axis: int = -1) -> None:
-        if per not in ("channel", "scalar"):
-            raise OptionError(f"per must be 'channel' or 'scalar', got {per!r}.")
-        self._per = per
+        self._per: str = check_choice("per", per, ("channel", "scalar"))
         self._axis = check_axis(axis)
         if per == "scalar" and axis != -1:
             raise OptionError(f"axis must be left out with per='scalar', which has no channels, got {axis}.")
@@ -289,53 +275,45 @@ class Moments:
 
     def to_json(self) -> dict[str, Any]:
         """Return the moments as plain JSON; `from_json` restores them to the last bit."""
+        counts = (self._count, self._nan, self._infinite)
+        sums = (self._origin, self._offset, self._squares, self._low, self._high)
         return {
-            "version": _VERSION if self._axis == -1 else _VERSION_WITH_AXIS,
+            "version": _VERSION,
             "per": self._per,
-            **({} if self._axis == -1 else {"axis": self._axis}),
+            "axis": self._axis,
             "n_channels": self._n_channels,
-            "count": self._count.tolist(),
-            "n_nan": self._nan.tolist(),
-            "n_infinite": self._infinite.tolist(),
-            # mean and std are for readers of the file; the next three restore them.
+            # For readers of the file; all others restore the moments.
             "mean": _to_plain(np.atleast_1d(self.mean)),
             "std": _to_plain(np.atleast_1d(self.std)),
-            "origin": _to_plain(self._origin),
-            "offset": _to_plain(self._offset),
-            "squares": _to_plain(self._squares),
-            "minimum": _to_plain(self._low),
-            "maximum": _to_plain(self._high),
+            **{name: table.tolist() for name, table in zip(_STORED[0], counts, strict=True)},
+            **{name: _to_plain(table) for name, table in zip(_STORED[1], sums, strict=True)},
         }
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
         """Return the moments from the result of `to_json`."""
+        if isinstance(stored, Mapping) and stored.get("version", _VERSION) != _VERSION:
+            raise OptionError(
+                f"The version of stored moments must be {_VERSION}, got {stored['version']!r}. Read them with the "
+                "version of Penstock that stored them."
+            )
         try:
-            if stored["version"] not in (_VERSION, _VERSION_WITH_AXIS):
-                raise OptionError(
-                    f"The version of stored moments must be at most {_VERSION_WITH_AXIS}, got {stored['version']!r}. "
-                    "Read them with the version of Penstock that stored them."
-                )
-            moments = cls(stored["per"], axis=stored["axis"] if stored["version"] == _VERSION_WITH_AXIS else -1)
+            moments = cls(stored["per"], axis=stored["axis"])
             n_channels = stored["n_channels"]
             moments._n_channels = None if n_channels is None else int(n_channels)
-            moments._count, moments._nan, moments._infinite = (
-                np.array(stored[name], np.int64) for name in ("count", "n_nan", "n_infinite")
-            )
-            moments._origin, moments._offset, moments._squares, moments._low, moments._high = (
-                np.array([float(value) for value in stored[name]])
-                for name in ("origin", "offset", "squares", "minimum", "maximum")
-            )
+            counts = [np.array(stored[name], np.int64) for name in _STORED[0]]
+            sums = [np.array([float(value) for value in stored[name]]) for name in _STORED[1]]
+        except OptionError:
+            raise
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            if isinstance(error, OptionError):
-                raise
             raise OptionError(
                 f"Stored moments must be what to_json() returned: {type(error).__name__}: {error}."
             ) from error
         width = moments._n_channels or 1
-        counts, sums = (moments._count, moments._nan, moments._infinite), (moments._origin, moments._offset)
-        if any(table.shape != (width,) for table in (*counts, *sums, moments._squares, moments._low, moments._high)):
+        if any(table.shape != (width,) for table in (*counts, *sums)):
             raise OptionError(f"Stored moments must be what to_json() returned: not all lists have {width} values.")
+        moments._count, moments._nan, moments._infinite = counts
+        moments._origin, moments._offset, moments._squares, moments._low, moments._high = sums
         return moments
 
 

@@ -6,20 +6,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.transform.arrays import clip_values, default_generator, require_floats, transform_field
-from penstock.transform.checks import (
-    check_field,
-    check_number,
-    check_probability,
-    check_range,
-    check_value_range,
-)
+from penstock.core.checks import check_number
+from penstock.core.errors import OptionError
+from penstock.transform.field_transform import FieldTransform, check_probability, check_range, clip_values
 
 __all__ = ["Clip", "GaussianNoise"]
 
 
 @dataclass(frozen=True, slots=True)
-class GaussianNoise:
+class GaussianNoise(FieldTransform):
     """Adds Gaussian noise to every value; clips only if a range is given.
 
     Examples
@@ -41,29 +36,22 @@ class GaussianNoise:
     field: str | int | None = None
     """Field to transform: its name, or its index in a tuple. None: the item itself, or the first element of a tuple."""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         check_number("std", self.std, at_least=0)
         check_probability("p", self.p)
-        check_field(self.field)
         if self.value_range is not None:
-            object.__setattr__(self, "value_range", check_value_range(self.value_range))
+            object.__setattr__(self, "value_range", check_range("value_range", self.value_range))
 
     @property
     def clips_to(self) -> tuple[float, float] | None:
         """Range that the output is clipped to; None: it is not clipped."""
         return self.value_range
 
-    def __call__(self, item: Any, rng: np.random.Generator | None = None, /) -> Any:
-        """Return the item with noise; the same object if it is not changed.
-
-        A loader passes a generator, which is the same for any number of workers. Without one, torch's global state is
-        used.
-        """
-        generator = default_generator(rng)
-        return transform_field(item, self.field, lambda values: self._transform(values, generator))
-
-    def _transform(self, values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
-        require_floats(values, "GaussianNoise")
+    def _change(self, values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+        if values.dtype.kind != "f":  # results would be rounded to integers
+            raise OptionError(
+                f"GaussianNoise needs floating-point data, got {values.dtype}. Convert it to float32 first."
+            )
         if rng.random() < self.p:
             kind = np.float64 if values.dtype.itemsize > 4 else np.float32
             noise = rng.standard_normal(values.shape, dtype=kind)
@@ -76,7 +64,7 @@ class GaussianNoise:
 
 
 @dataclass(frozen=True, slots=True)
-class Clip:
+class Clip(FieldTransform):
     """Clips values to a range. NaN stays NaN.
 
     Examples
@@ -90,15 +78,13 @@ class Clip:
     field: str | int | None = None
     """Field to transform: its name, or its index in a tuple. None: the item itself, or the first element of a tuple."""
 
-    def __post_init__(self) -> None:
-        check_range("(low, high)", self.low, self.high)
-        check_field(self.field)
+    def _check(self) -> None:
+        check_range("(low, high)", (self.low, self.high))
 
     @property
     def clips_to(self) -> tuple[float, float]:
         """Range that the output is clipped to."""
         return (self.low, self.high)
 
-    def __call__(self, item: Any, rng: np.random.Generator, /) -> Any:  # noqa: ARG002  # nothing random here
-        """Return the clipped item."""
-        return transform_field(item, self.field, lambda values: clip_values(values, self.low, self.high))
+    def _change(self, values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:  # noqa: ARG002  # nothing random
+        return clip_values(values, self.low, self.high)

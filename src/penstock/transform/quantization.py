@@ -7,18 +7,19 @@ Values are in -1 … 1 and codes in 0 … 2^bits - 1; 0.0 is exactly `q_zero(bit
 the lowest value of an item becomes code 0 and the highest about the last one. That has no inverse, and gives the same
 sound other codes in another window.
 
-The functions take NumPy arrays and torch tensors and return the same kind, on the same device. They compute in double
-precision, or with `scale="item"` in that of the values, so both kinds give the same codes.
+The functions take NumPy arrays and torch tensors and return the same kind, on the same device. All arithmetic is
+NumPy's, in double precision, or with `scale="item"` torch's, in that of the values, so both kinds give the same codes.
 """
 
 import math
-from typing import Any, Literal, TypeVar, get_args
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock.core.checks import check_integer
+from penstock.core.checks import check_choice, check_integer
 from penstock.core.errors import OptionError
 
 __all__ = [
@@ -52,8 +53,7 @@ def check_bits(bits: int) -> int:
 
 def check_scale(scale: str) -> None:
     """Raise OptionError unless `scale` is known."""
-    if scale not in get_args(Scale):
-        raise OptionError(f"scale must be 'fixed' or 'item', got {scale!r}.")
+    check_choice("scale", scale, Scale)
 
 
 def q_zero(bits: int = 8) -> int:
@@ -69,13 +69,16 @@ def q_zero(bits: int = 8) -> int:
 
 def quantize(values: _Array, bits: int = 8, quantization: Quantization = "linear", *, scale: Scale = "fixed") -> _Array:
     """Return the codes of values, by `linear_encode` or `mu_law_encode`."""
-    encode = mu_law_encode if _is_mu_law(quantization) else linear_encode
-    return encode(values, bits, scale=scale)
+    encodes = {"linear": linear_encode, "mu-law": mu_law_encode}
+    codes: _Array = encodes[check_choice("quantization", quantization, Quantization)](values, bits, scale=scale)
+    return codes
 
 
 def dequantize(codes: _Array, bits: int = 8, quantization: Quantization = "linear") -> _Array:
     """Return the values of codes, by `linear_decode` or `mu_law_decode`."""
-    return mu_law_decode(codes, bits) if _is_mu_law(quantization) else linear_decode(codes, bits)
+    decodes = {"linear": linear_decode, "mu-law": mu_law_decode}
+    values: _Array = decodes[check_choice("quantization", quantization, Quantization)](codes, bits)
+    return values
 
 
 def linear_encode(values: _Array, bits: int = 8, *, scale: Scale = "fixed") -> _Array:
@@ -94,8 +97,7 @@ def linear_encode(values: _Array, bits: int = 8, *, scale: Scale = "fixed") -> _
     """
     zero = q_zero(bits)
     check_scale(scale)
-    codes: _Array = _item_codes(values, zero, mu_law=False) if scale == "item" else _codes(_doubles(values), zero)
-    return codes
+    return _item_codes(values, zero, mu_law=False) if scale == "item" else _encode(values, lambda x: x, zero)
 
 
 def linear_decode(codes: _Array, bits: int = 8) -> _Array:
@@ -106,8 +108,7 @@ def linear_decode(codes: _Array, bits: int = 8) -> _Array:
     >>> linear_decode(np.array([0, 128, 192, 255])).tolist()
     [-1.0, 0.0, 0.5, 0.9921875]
     """
-    values: _Array = _as(_steps(codes, q_zero(bits)), "float32")
-    return values
+    return _decode(codes, lambda y: y, q_zero(bits))
 
 
 def mu_law_encode(values: _Array, bits: int = 8, *, scale: Scale = "fixed") -> _Array:
@@ -123,15 +124,10 @@ def mu_law_encode(values: _Array, bits: int = 8, *, scale: Scale = "fixed") -> _
     """
     zero = q_zero(bits)
     check_scale(scale)
-    codes: _Array
+    mu = 2 * zero - 1
     if scale == "item":
-        codes = _item_codes(values, zero, mu_law=True)
-        return codes
-    mu, x = 2 * zero - 1, _doubles(values)
-    kind = _kind(x)
-    x = kind.clip(x, -1, 1)
-    codes = _codes(kind.sign(x) * kind.log1p(mu * kind.abs(x)) / math.log1p(mu), zero)
-    return codes
+        return _item_codes(values, zero, mu_law=True)
+    return _encode(values, lambda x: np.sign(x) * np.log1p(mu * np.abs(x)) / math.log1p(mu), zero)
 
 
 def mu_law_decode(codes: _Array, bits: int = 8) -> _Array:
@@ -143,39 +139,30 @@ def mu_law_decode(codes: _Array, bits: int = 8) -> _Array:
     ['-1.000', '0.000', '0.000', '0.957']
     """
     zero = q_zero(bits)
-    mu, y = 2 * zero - 1, _steps(codes, zero)
-    kind = _kind(y)
-    values: _Array = _as(kind.sign(y) * kind.expm1(kind.abs(y) * math.log1p(mu)) / mu, "float32")
-    return values
+    mu = 2 * zero - 1
+    return _decode(codes, lambda y: np.sign(y) * np.expm1(np.abs(y) * math.log1p(mu)) / mu, zero)
 
 
-def _is_mu_law(quantization: str) -> bool:
-    if quantization not in get_args(Quantization):
-        raise OptionError(f"quantization must be 'linear' or 'mu-law', got {quantization!r}.")
-    return quantization == "mu-law"
+def _by_numpy(given: _Array, function: Callable[[NDArray[Any]], Any]) -> _Array:
+    """Return what NumPy makes of an array or tensor, as one of the same kind."""
+    if isinstance(given, torch.Tensor):
+        plain = given.detach().cpu()
+        found = function((plain.float() if plain.dtype == torch.bfloat16 else plain).numpy())
+        return torch.as_tensor(found).to(given.device)
+    made: _Array = function(np.asarray(given))
+    return made
 
 
-def _kind(array: Any) -> Any:
-    """Return the library of an array: torch or NumPy. All functions used here have the same names in both."""
-    return torch if isinstance(array, torch.Tensor) else np
-
-
-def _as(array: Any, dtype: str) -> Any:
-    return array.to(getattr(torch, dtype)) if isinstance(array, torch.Tensor) else array.astype(dtype)
-
-
-def _floats(values: Any) -> Any:
-    given = values.detach() if isinstance(values, torch.Tensor) else np.asarray(values)
-    floating = given.is_floating_point() if isinstance(given, torch.Tensor) else given.dtype.kind == "f"
+def _check_floats(dtype: Any, *, floating: bool) -> None:
     if not floating:
-        raise OptionError(f"Values to encode must be floating-point numbers in -1 … 1, got {given.dtype}.")
-    return given
+        raise OptionError(f"Values to encode must be floating-point numbers in -1 … 1, got {dtype}.")
 
 
-def _item_codes(values: Any, zero: int, *, mu_law: bool) -> Any:
+def _item_codes(values: _Array, zero: int, *, mu_law: bool) -> _Array:
     """Return the codes of S4: each step is done as there, and in torch, so that every bit is the same."""
-    given = _floats(values)
+    given = values.detach() if isinstance(values, torch.Tensor) else np.asarray(values)
     x = given if isinstance(given, torch.Tensor) else torch.tensor(given)
+    _check_floats(given.dtype, floating=x.is_floating_point())
     if not bool(torch.isfinite(x).all()):
         raise OptionError("Values to encode must be finite: an item with NaN or an infinity has no highest value.")
     if x.numel():
@@ -184,38 +171,38 @@ def _item_codes(values: Any, zero: int, *, mu_law: bool) -> Any:
         if mu_law:
             mu = torch.tensor(2 * zero - 1)
             x = (torch.sign(x) * (torch.log1p(mu * torch.abs(x + 1e-8)) / torch.log1p(mu)) + 1) / 2
-    codes = (x * (2 * zero - 0.01) + 0.005).long()
-    return codes if isinstance(given, torch.Tensor) else codes.numpy()
+    found = (x * (2 * zero - 0.01) + 0.005).long()
+    codes: Any = found if isinstance(given, torch.Tensor) else found.numpy()
+    return codes  # type: ignore[no-any-return]  # of the kind of the values
 
 
-def _doubles(values: Any) -> Any:
-    doubles = _as(_floats(values), "float64")
-    if bool(_kind(doubles).isnan(doubles).any()):
-        raise OptionError(
-            "Values to encode must not contain NaN, which has no code. Replace or leave out unknown values."
-        )
-    return doubles
+def _encode(values: _Array, place: Callable[[NDArray[np.float64]], Any], zero: int) -> _Array:
+    """Return the nearest codes of values, at their places in -1 … 1."""
+
+    def encode(given: NDArray[Any]) -> Any:
+        _check_floats(given.dtype, floating=given.dtype.kind == "f")
+        x = given.astype(np.float64)
+        if np.isnan(x).any():
+            raise OptionError(
+                "Values to encode must not contain NaN, which has no code. Replace or leave out unknown values."
+            )
+        # Clip before multiplying: an infinity has no code.
+        steps = np.round(np.clip(place(np.clip(x, -1, 1)), -1, 1) * zero)
+        return np.clip(steps + zero, 0, 2 * zero - 1).astype(np.int64)
+
+    return _by_numpy(values, encode)
 
 
-def _codes(y: Any, zero: int) -> Any:
-    """Return the nearest codes of values in -1 … 1."""
-    kind = _kind(y)
-    # Clip before multiplying: an infinity has no code.
-    steps = kind.round(kind.clip(y, -1, 1) * zero)
-    return _as(kind.clip(steps + zero, 0, 2 * zero - 1), "int64")
+def _decode(codes: _Array, value: Callable[[NDArray[np.float64]], Any], zero: int) -> _Array:
+    """Return the values, as float32, at the places of codes in -1 … 1."""
 
+    def decode(given: NDArray[Any]) -> Any:
+        if given.dtype.kind not in "iu":
+            raise OptionError(f"Codes must be integers in 0 … {2 * zero - 1}, got {given.dtype}.")
+        if given.size:
+            low, high = int(given.min()), int(given.max())
+            if low < 0 or high >= 2 * zero:
+                raise OptionError(f"Codes must be integers in 0 … {2 * zero - 1}, got {low} … {high}.")
+        return value(given.astype(np.float64) / zero - 1).astype(np.float32)
 
-def _steps(codes: Any, zero: int) -> Any:
-    """Return the places of codes in -1 … 1."""
-    given = codes.detach() if isinstance(codes, torch.Tensor) else np.asarray(codes)
-    if isinstance(given, torch.Tensor):
-        integer = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
-    else:
-        integer = given.dtype.kind in "iu"
-    if not integer:
-        raise OptionError(f"Codes must be integers in 0 … {2 * zero - 1}, got {given.dtype}.")
-    if math.prod(given.shape):
-        low, high = int(given.min()), int(given.max())
-        if low < 0 or high >= 2 * zero:
-            raise OptionError(f"Codes must be integers in 0 … {2 * zero - 1}, got {low} … {high}.")
-    return _as(given, "float64") / zero - 1
+    return _by_numpy(codes, decode)

@@ -12,7 +12,7 @@ from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, ReadError
 from penstock.core.types import UNNAMED, Span
 from penstock.files.read_ahead import exceeds_cache
-from penstock.transform.item_fields import get_field
+from penstock.transform.field_transform import get_field
 
 __all__ = ["ItemsAhead", "check_items", "get_item", "read_blocks"]
 

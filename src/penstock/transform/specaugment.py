@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
-from penstock.transform.arrays import default_generator, fill_value, transform_field
-from penstock.transform.checks import Fill, check_field, check_fill, check_probability
+from penstock.transform.field_transform import FieldTransform, Fill, check_fill, check_probability, fill_value
 
 __all__ = ["SpecAugment"]
 
@@ -19,7 +18,7 @@ _TOO_LARGE: set[tuple[str, int]] = set()  # parameters that were reported
 
 
 @dataclass(frozen=True, slots=True)
-class SpecAugment:
+class SpecAugment(FieldTransform):
     """Masks random stripes of a spectrogram of shape (frequency, time) or (channel, frequency, time).
 
     The width of a mask is uniform in 0 … `..._mask_param`, and its position is uniform, and the same in all channels.
@@ -51,50 +50,39 @@ class SpecAugment:
     field: str | int | None = None
     """Field to transform: its name, or its index in a tuple. None: the item itself, or the first element of a tuple."""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         for name in ("time_mask_param", "freq_mask_param", "num_time_masks", "num_freq_masks"):
             check_integer(name, getattr(self, name), at_least=0)
         check_fill("mask_value", self.mask_value)
         check_probability("p", self.p)
-        check_field(self.field)
 
-    def __call__(self, item: Any, rng: np.random.Generator | None = None, /) -> Any:
-        """Return the masked item; the same object if it is not changed.
-
-        A loader passes a generator, which is the same for any number of workers. Without one, torch's global state is
-        used.
-        """
-        generator = default_generator(rng)
-        return transform_field(item, self.field, lambda values: self._transform(values, generator))
-
-    def _transform(self, values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
-        _check_item(values.shape)
+    def _change(self, values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+        if values.ndim not in (2, 3):
+            raise OptionError(
+                "SpecAugment takes items of shape (frequency, time) or (channel, frequency, time), got shape "
+                f"{values.shape}. It is called for each item of a batch."
+            )
         if rng.random() >= self.p:
             return values
-        masked = values.copy()
-        self._mask(masked, fill_value(values, self.mask_value), rng)
-        return masked
-
-    def _mask(self, masked: NDArray[Any], fill: Any, rng: np.random.Generator) -> None:
-        n_bins, n_columns = masked.shape[-2:]
+        masked, fill = values.copy(), fill_value(values, self.mask_value)
+        n_bins, n_columns = values.shape[-2:]
         for stripe in _stripes("time_mask_param", n_columns, self.time_mask_param, self.num_time_masks, rng):
             masked[..., stripe] = fill
         for stripe in _stripes("freq_mask_param", n_bins, self.freq_mask_param, self.num_freq_masks, rng):
             masked[..., stripe, :] = fill
-
-
-def _check_item(shape: tuple[int, ...]) -> None:
-    if len(shape) not in (2, 3):
-        raise OptionError(
-            "SpecAugment takes items of shape (frequency, time) or (channel, frequency, time), got shape "
-            f"{shape}. It is called for each item of a batch."
-        )
+        return masked
 
 
 def _stripes(name: str, length: int, widest: int, count: int, rng: np.random.Generator) -> list[slice]:
     """Return the masks of an axis of `length` places; together, they leave at least one place visible."""
     if widest >= length and count:
-        _report_too_large(name, widest, length)
+        if (name, widest) not in _TOO_LARGE:
+            _TOO_LARGE.add((name, widest))
+            _LOG.warning(
+                "SpecAugment: %s=%s is too large for the data: an item has %s places on that axis, of which masks must "
+                "leave one. Masks there are narrower. Use a smaller %s.",
+                name, widest, length, name,
+            )  # fmt: skip
         widest = max(0, length - 1)
     stripes: list[slice] = []
     hidden = np.zeros(length, bool)
@@ -107,13 +95,3 @@ def _stripes(name: str, length: int, widest: int, count: int, rng: np.random.Gen
         hidden[stripe] = True
         stripes.append(stripe)
     return stripes
-
-
-def _report_too_large(name: str, widest: int, length: int) -> None:
-    if (name, widest) not in _TOO_LARGE:
-        _TOO_LARGE.add((name, widest))
-        _LOG.warning(
-            "SpecAugment: %s=%s is too large for the data: an item has %s places on that axis, of which masks must "
-            "leave one. Masks there are narrower. Use a smaller %s.",
-            name, widest, length, name,
-        )  # fmt: skip

@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.core.errors import OptionError
-from penstock.transform.arrays import require_axis, transform_field
-from penstock.transform.checks import check_axis, check_field
+from penstock.transform.field_transform import FieldTransform, check_axis, require_axis
 from penstock.transform.moments import Moments
 
 __all__ = ["Standardize"]
@@ -18,7 +17,7 @@ _BULK = 3.0
 """Standard deviations from the mean that contain nearly all values: 99.7 % if normal, 8/9 of any distribution."""
 
 
-class Standardize:
+class Standardize(FieldTransform):
     """Subtracts the mean and divides by the standard deviation: of everything, per channel, or per frequency bin.
 
     Computes in float64 and returns the float type of the item, or float32 for integers. If the deviation is 0 (a
@@ -68,20 +67,13 @@ class Standardize:
                 raise OptionError("std must be given, unless mean is Moments.")
             self.mean, self.std = _check_numbers("mean", mean), _divisor(_check_numbers("std", std))
             self.axis = _check_shapes(self.mean, self.std, axis)
-        self.field = check_field(field)
+        self.field = field
+        self.__post_init__()
         self.output_range = (low, high)
         """Range of nearly all of the output; later transforms must not clip it."""
 
-    def __call__(self, item: Any, rng: np.random.Generator, /) -> Any:  # noqa: ARG002  # nothing random here
-        """Return the standardized item."""
-        return transform_field(item, self.field, self._transform)
-
-    def _transform(self, values: NDArray[Any]) -> NDArray[Any]:
-        return self._apply(values, values)
-
-    def _apply(self, values: NDArray[Any], item: NDArray[Any]) -> NDArray[Any]:
-        """Return `values`, which are an item or several, standardized."""
-        mean, std = (self._align(item, numbers) for numbers in (self.mean, self.std))
+    def _change(self, values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:  # noqa: ARG002  # nothing random
+        mean, std = (self._align(values, numbers) for numbers in (self.mean, self.std))
         kind = values.dtype.newbyteorder("=") if values.dtype.kind == "f" else np.dtype(np.float32)
         # Stay in float64 until the end: the mean may be a million deviations large.
         centred = np.subtract(values, mean, dtype=np.float64)

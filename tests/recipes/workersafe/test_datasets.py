@@ -229,7 +229,7 @@ def test_noise_that_clips_standardized_items_is_refused() -> None:
             OptionError,
             "augment_params must be a dict of arguments by name, got 3",
         ),
-        (lambda: WorkerSafeAugmentedDataset(base(), {"p": 7}), OptionError, "p must be a probability .*got 7"),
+        (lambda: WorkerSafeAugmentedDataset(base(), {"p": 7}), OptionError, "p must be a finite number .*got 7"),
         (lambda: WorkerSafeAugmentedDataset(base(), {}, seed=-1), OptionError, "seed must be an integer >= 0, got -1"),
         (
             lambda: WorkerSafeAugmentedDataset(base(), {}, training="no"),

@@ -1,16 +1,15 @@
 """Options of spatial transforms: the arrays of an item, and the possible changes."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from penstock.core.checks import check_integer
+from penstock.core.checks import check_choice, check_integer, check_keys, check_number
 from penstock.core.errors import OptionError
-from penstock.transform.checks import check_number, check_probability
+from penstock.transform.field_transform import check_probability
 
 __all__ = [
     "Interpolation",
@@ -23,6 +22,9 @@ __all__ = [
 ]
 
 Interpolation = Literal["linear", "nearest"]
+
+_KINDS = {"mirror": "{'x': 0.5}", "transpose": "['x', 'y']", "rotate": "{'z': [-45, 45]}"}
+"""Spatial transforms, and an example of the axes of each."""
 
 
 class SpatialArray(NamedTuple):
@@ -117,8 +119,7 @@ def parse_transforms(transforms: Any, axis_order: str) -> SpatialOptions:
         raise OptionError(
             f"transforms must be a dictionary such as {{'mirror': {{'axes': {{'x': 0.5}}}}}}, got {transforms!r}."
         )
-    for name in given:
-        _check_name("A spatial transform", name, ("mirror", "transpose", "rotate"))
+    check_keys("Spatial transforms", given, _KINDS)
     return SpatialOptions(
         axis_order=axis_order,
         mirror=_mirror(_axes("mirror", given, Mapping), axis_order),
@@ -129,13 +130,13 @@ def parse_transforms(transforms: Any, axis_order: str) -> SpatialOptions:
 
 def _mirror(axes: Any, axis_order: str) -> dict[str, float]:
     for axis in axes:
-        _check_name("An axis to mirror", axis, axis_order)
+        check_choice("An axis to mirror", axis, axis_order)
     return {axis: check_probability(f"mirror of {axis}", chance) for axis, chance in axes.items()}
 
 
 def _transpose(axes: Any, axis_order: str) -> tuple[str, ...]:
     for axis in axes:
-        _check_name("An axis to transpose", axis, axis_order)
+        check_choice("An axis to transpose", axis, axis_order)
     if len(set(axes)) != len(axes) or len(axes) == 1:
         raise OptionError(f"axes of transpose must be two or three different axes, got {list(axes)}.")
     # Sorted: the order in which axes are named makes no difference to the change.
@@ -147,7 +148,7 @@ def _rotate(axes: Any, axis_order: str) -> dict[str, tuple[float, float]]:
     possible = [axis for axis in "zyx" if set(rotation_plane(axis)) <= set(axis_order)]
     checked = {}
     for axis, angles in axes.items():
-        _check_name("An axis to rotate about", axis, possible)
+        check_choice("An axis to rotate about", axis, possible)
         if not isinstance(angles, Sequence) or isinstance(angles, str) or len(angles) != 2:
             raise OptionError(f"rotate about {axis} must be [lowest, highest] angle in degrees, got {angles!r}.")
         low, high = (check_number(f"angle about {axis}", angle) for angle in angles)
@@ -160,26 +161,8 @@ def _rotate(axes: Any, axis_order: str) -> dict[str, tuple[float, float]]:
 def _axes(name: str, given: Mapping[str, Any], kind: type) -> Any:
     if name not in given:
         return () if kind is Sequence else {}
-    axes = _options(name, given[name], ("axes",)).get("axes")
-    if not isinstance(axes, kind) or isinstance(axes, str):
-        like = {"mirror": "{'x': 0.5}", "transpose": "['x', 'y']", "rotate": "{'z': [-45, 45]}"}[name]
-        raise OptionError(f"{name} must be of the form {{'axes': {like}}}, got axes={axes!r}.")
+    options = given[name]
+    axes = options.get("axes") if isinstance(options, Mapping) else None
+    if not isinstance(axes, kind) or isinstance(axes, str) or set(options) != {"axes"}:
+        raise OptionError(f"{name} must be of the form {{'axes': {_KINDS[name]}}}, got {options!r}.")
     return axes
-
-
-def _options(name: str, given: Any, known: tuple[str, ...]) -> Mapping[str, Any]:
-    if not isinstance(given, Mapping):
-        raise OptionError(f"{name} must be a dictionary of {', '.join(map(repr, known))}, got {given!r}.")
-    for option in given:
-        _check_name(f"An option of {name}", option, known)
-    return given
-
-
-def _check_name(what: str, name: Any, known: Iterable[str]) -> None:
-    """Raise OptionError if `name` is not in `known`; suggest the nearest known name."""
-    names = list(known)
-    if name in names:
-        return
-    near = get_close_matches(str(name).lower(), names, n=1)
-    meant = f" Did you mean {near[0]!r}?" if near else ""
-    raise OptionError(f"{what} must be one of {', '.join(map(repr, names))}, got {name!r}.{meant}")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.transform.arrays import fill_value
+from penstock.transform.field_transform import fill_value
 from penstock.transform.spatial.options import SpatialArray
 
 __all__ = ["NEGLIGIBLE", "resample"]

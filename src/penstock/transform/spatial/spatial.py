@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import OptionError
-from penstock.transform.arrays import fill_value, transform_field
+from penstock.transform.field_transform import fill_value, transform_field
 from penstock.transform.spatial.change import reach, sample_change
 from penstock.transform.spatial.options import (
     SpatialArray,
