@@ -1,8 +1,6 @@
 """Files that are read once: the same bytes with hints, without hints, and whatever becomes of a file meanwhile."""
 
-import mmap
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +9,7 @@ from penstock_page_cache import cached_pages, can_be_dropped, drop
 from penstock_test_parts import eventually
 
 from penstock.files import read_ahead
-from penstock.files.read_ahead import (
-    AHEAD_BYTES,
-    FileAhead,
-    FilesAhead,
-    Window,
-    exceeds_cache,
-    open_once,
-)
+from penstock.files.read_ahead import exceeds_cache, open_once
 
 _MIB = 1 << 20
 
@@ -123,88 +114,16 @@ def test_a_fifo_is_refused_and_never_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(OSError, match="a regular file, got a FIFO"):
         open_once(tmp_path / "fifo")
-    ahead = FilesAhead([[tmp_path / "fifo"], [tmp_path / "no such file"], [tmp_path]], give_back=True)
-    ahead.follow(0)
-    ahead.follow(3)
-    ahead.close()
-
-
-def test_files_are_asked_for_ahead_of_the_one_that_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = [tmp_path / f"{number:03d}" for number in range(40)]
-    for path in paths:
-        _write(path, 2 * _MIB if path.name != "005" else 0)
-    asked: list[str] = []
-    forgotten: list[str] = []
-
-    def ask(path: Path, _: int, size: int | None) -> tuple[int, bool]:
-        asked.append(path.name)
-        return path.stat().st_size, size is None
-
-    def forget(extents: list[tuple[Path, int, int | None]]) -> None:
-        forgotten.extend(path.name for path, *_ in extents)
-
-    monkeypatch.setattr(read_ahead, "_ask_extent", ask)
-    monkeypatch.setattr(read_ahead, "_forget", forget)
-    ahead = FilesAhead(([path] for path in paths), give_back=True)
-    ahead.follow(0)
-    assert asked == [path.name for path in paths[:17]]  # 16 of 2 MiB, and an empty one
-    ahead.follow(10)
-    assert asked == [path.name for path in paths[:26]]
-    assert forgotten == [path.name for path in paths[:10]]
-    ahead.follow(39)
-    ahead.close()
-    assert asked == forgotten == [path.name for path in paths]
-
-
-def test_parts_of_files_are_asked_for_and_given_back(cold: Path) -> None:
-    ahead = FilesAhead([[(cold, _MIB, _MIB)], [(cold, 3 * _MIB, 99 * _MIB), (cold, 99 * _MIB, 1)]], give_back=True)
-    ahead.follow(0)
-    pages = np.arange(len(cached_pages(cold))) * mmap.PAGESIZE
-    expected = ((pages >= _MIB) & (pages < 2 * _MIB)) | (pages >= 3 * _MIB)
-    while not (cached_pages(cold) == expected).all():  # they are on their way
-        os.sched_yield()
-    cold.read_bytes()
-    ahead.follow(1)
-    assert (cached_pages(cold) == ((pages < _MIB) | (pages >= 2 * _MIB))).all()
-    ahead.close()
-    assert (cached_pages(cold) == ((pages < _MIB) | ((pages >= 2 * _MIB) & (pages < 3 * _MIB)))).all()
-
-
-def test_many_empty_files_are_not_opened_all_at_once(tmp_path: Path) -> None:
-    listed = 0
-
-    def groups() -> Iterator[list[Path]]:
-        nonlocal listed
-        for _ in range(10_000):
-            listed += 1
-            yield [tmp_path / "nothing"]
-
-    FilesAhead(groups()).follow(0)
-    assert listed == 256
-
-
-def test_a_window_grows_with_each_read_and_closes_after_a_jump() -> None:
-    window = Window()
-    assert window.follow(0, _MIB) == (_MIB, _MIB)
-    assert window.follow(_MIB, 2 * _MIB) == (_MIB, 3 * _MIB)
-    assert window.follow(2 * _MIB, 3 * _MIB) == (3 * _MIB, 6 * _MIB)
-    far = 100 * AHEAD_BYTES
-    assert window.follow(far, far + _MIB) == (far + _MIB, far + _MIB)
-    for number in range(1, 20):
-        first, last = window.follow(far + number * _MIB, far + (number + 1) * _MIB)
-        assert first <= last <= far + (number + 1) * _MIB + AHEAD_BYTES
-    assert window.follow(0, _MIB) == (_MIB, _MIB)
 
 
 def test_nothing_outside_the_file_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _write(tmp_path / "file", 3 * _MIB + 77)
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(read_ahead, "ask_range", lambda _, begin, end: (asked.append((begin, end)), True)[1])
-    with (tmp_path / "file").open("rb") as file:
-        ahead = FileAhead(file.fileno(), 3 * _MIB + 77, window=Window(AHEAD_BYTES))
-        ahead.follow(0, 10)
-        ahead.follow(3 * _MIB, 9 * _MIB)
-        ahead.close()
+    with open_once(tmp_path / "file") as file:
+        file.read(10)
+        file.seek(3 * _MIB)
+        file.read()
     assert asked == [(0, _MIB), (_MIB, 2 * _MIB), (2 * _MIB, 3 * _MIB), (3 * _MIB, 3 * _MIB + 77)]
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import tempfile
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ZstdCode
 
 from penstock import OptionError, Span
 from penstock.source.stored.source import ZarrSource
+from penstock.source.stored.zarr.codec import Codec
 from penstock.source.stored.zarr.zarr_python import ZarrPythonArray
 
 # -- stores: every value tells where it lies ---------------------------------------------------------------------------
@@ -305,3 +307,19 @@ class TestZarr(ShortSuite):
 def test_arrays_in_place_of_the_path_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="path must be a path or a URL"):
         ZarrSource({"x": tmp_path})  # type: ignore[arg-type]
+
+
+def test_random_rows_of_compressed_chunks_are_decoded_by_all_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = np.arange(160, dtype="i4").reshape(40, 4)
+    zarr.create_array(tmp_path / "a", data=data, chunks=(4, 4))
+    together, decode = threading.Barrier(3, timeout=30), Codec.decode
+
+    def decode_together(*args: Any) -> None:
+        together.wait()  # fails if chunks are decoded one after the other
+        decode(*args)
+
+    monkeypatch.setattr(Codec, "decode", decode_together)
+    items = np.array([39, 1, 20, 5, 0, 33, 12])  # of six chunks
+    assert ZarrSource(tmp_path / "a", threads=3).take(items)["data"].tobytes() == data[items].tobytes()

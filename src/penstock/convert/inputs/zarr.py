@@ -42,7 +42,7 @@ class ZarrInput:
 
     A chunk that was not stored when the store was opened reads as the array's fill value: zarr does not distinguish
     lost chunks from chunks that were never written. `notes` says how many there are. A chunk that is lost later, is
-    truncated or differs from its checksum (`penstock index`) is an error. At a URL, so is one that is replaced, and any
+    truncated or differs from the checksum of its codec is an error. At a URL, so is one that is replaced, and any
     missing chunk of an array with more chunks than can be asked for.
 
     Parameters

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from penstock.source.stored.zarr.store_folder import StoreFolder
 __all__ = ["ZarrSource"]
 
 _Key = int | slice
+_Run = Callable[[list[Callable[[], int]]], list[int]]
 FieldSpec = str | tuple[str, *tuple[_Key, ...]]
 """An array, or an array and a selection for each axis after the first."""
 
@@ -146,7 +148,7 @@ class ZarrSource(Selectable, RemoteParts):
         block = allocate_block(self.fields, len(span)) if out is None else check_out(out, self.fields, len(span))
         with self._remotes:
             self._fetch(np.arange(span.start, span.stop))
-            self._read(span.start, span.stop, block)
+            self._read(span.start, span.stop, block, self._pool.run)
         return block
 
     def take(self, items: NDArray[np.int64], out: Block | None = None) -> Block:
@@ -163,15 +165,22 @@ class ZarrSource(Selectable, RemoteParts):
         rows = max(array.chunk_rows for array in self._arrays.values())
         chunks = items[order] // rows
         borders = (np.flatnonzero(np.diff(chunks)) + 1).tolist()
-        for begin, end in zip([0, *borders], [*borders, len(items)], strict=True):
-            if begin == end:
-                continue
-            places = order[begin:end]
-            first, last = int(items[places[0]]), int(items[places[-1]]) + 1
-            stretch = allocate_block(self.fields, last - first)
-            self._read(first, last, stretch)
-            for name, array in block.items():
-                array[places] = stretch[name][items[places] - first]
+        stretches = [places for places in np.split(order, borders) if len(places)]
+        if len(stretches) == 1 or self._pool.threads == 1:
+            for places in stretches:
+                self._take_stretch(items, places, block, self._pool.run)
+        else:  # of each stretch, one chunk after the other: there are enough of them for all threads
+            run_here: _Run = lambda tasks: [task() for task in tasks]  # noqa: E731
+            self._pool.run([partial(self._take_stretch, items, places, block, run_here) for places in stretches])
+
+    def _take_stretch(self, items: NDArray[np.int64], places: NDArray[np.int64], block: Block, run: _Run) -> int:
+        """Read items that share a chunk, which is decoded once, and put them into their places."""
+        first, last = int(items[places[0]]), int(items[places[-1]]) + 1
+        stretch = allocate_block(self.fields, last - first)
+        decoded = self._read(first, last, stretch, run)
+        for name, array in block.items():
+            array[places] = stretch[name][items[places] - first]
+        return sum(decoded.values())
 
     def prepare(self, items: NDArray[np.int64]) -> int:
         """Start reading the chunks of items into the page cache or from a URL; return the bytes that were not there."""
@@ -232,7 +241,7 @@ class ZarrSource(Selectable, RemoteParts):
         """Read a span; return for each field the ratio of bytes decoded to bytes delivered."""
         check_span(span, self)
         block = allocate_block(self.fields, len(span))
-        decoded = self._read(span.start, span.stop, block)
+        decoded = self._read(span.start, span.stop, block, self._pool.run)
         return {name: decoded[name] / max(1, block[name].nbytes) for name in block}
 
     def close(self) -> None:
@@ -244,9 +253,15 @@ class ZarrSource(Selectable, RemoteParts):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pools": {}}
 
-    def _read(self, start: int, stop: int, block: Block) -> dict[str, int]:
+    @property
+    def _pool(self) -> ReadPool:
+        process = os.getpid()
+        return self._pools.get(process) or self._pools.setdefault(process, ReadPool(self._threads))
+
+    def _read(self, start: int, stop: int, block: Block, run: _Run) -> dict[str, int]:
         """Read rows [start, stop) into `block`; return the number of bytes decoded for each field."""
         tasks: list[tuple[str, Callable[[], int]]] = []
+        copies: list[tuple[NDArray[Any], NDArray[Any]]] = []  # to outputs that cannot be read into
         for name, array in self._arrays.items():
             array.check_unchanged()
             selection = self._selections[name]
@@ -255,21 +270,13 @@ class ZarrSource(Selectable, RemoteParts):
             rows = block[name].reshape(shape) if block[name].flags.c_contiguous else np.empty(shape, array.dtype)
             tasks += [(name, task) for task in array.tasks(start, stop, selection, rows)]
             if not block[name].flags.c_contiguous:
-                tasks.append((name, _CopyRows(rows, block[name])))
+                copies.append((rows, block[name]))
         decoded = dict.fromkeys(block, 0)
-        for (name, _), n_bytes in zip(tasks, self._run([task for _, task in tasks]), strict=True):
+        for (name, _), n_bytes in zip(tasks, run([task for _, task in tasks]), strict=True):
             decoded[name] += n_bytes
+        for rows, out in copies:
+            out[...] = rows.reshape(out.shape)
         return decoded
-
-    def _run(self, tasks: list[Callable[[], int]]) -> list[int]:
-        """Run the reads in the thread pool, then the copies."""
-        copies = [task for task in tasks if isinstance(task, _CopyRows)]
-        reads = [task for task in tasks if not isinstance(task, _CopyRows)]
-        process = os.getpid()
-        pool = self._pools.get(process) or self._pools.setdefault(process, ReadPool(self._threads))
-        found = dict(zip(map(id, reads), pool.run(reads), strict=True))
-        found |= {id(copy): copy() for copy in copies}
-        return [found[id(task)] for task in tasks]
 
     def _identity(self) -> str:
         """Return a hash of shapes, dtypes, selections and a little of the content, but not of the path."""
@@ -281,17 +288,6 @@ class ZarrSource(Selectable, RemoteParts):
             digest.update(f"{name} {array.dtype} {array.shape} {self._selections[name]};".encode())
             digest.update(contents[id(array)] if self._remotes else array.fingerprint_bytes())
         return digest.hexdigest()[:32]
-
-
-class _CopyRows:
-    """Copies rows to a non-contiguous output, which cannot be read into; runs after all reads."""
-
-    def __init__(self, rows: NDArray[Any], out: NDArray[Any]) -> None:
-        self._rows, self._out = rows, out
-
-    def __call__(self) -> int:
-        self._out[...] = self._rows.reshape(self._out.shape)
-        return 0
 
 
 def _open_arrays(folders: Sequence[StoreFolder], missing: MissingChunks) -> dict[str, StoredArray]:

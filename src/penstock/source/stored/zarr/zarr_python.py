@@ -200,7 +200,7 @@ class ZarrPythonArray:
         try:
             array = self._open.get(os.getpid())
             if array is None:
-                array = self._open[os.getpid()] = open_with_zarr(self.folder, _Guard(self))
+                array = self._open[os.getpid()] = open_with_zarr(self.folder, self._check_stored)
             out[...] = array[(slice(start, stop), *(slice(low, high) for low, high in selection))]
         except DamageError as error:
             item = error.item if error.item is None else max(start, error.item)
@@ -211,57 +211,37 @@ class ZarrPythonArray:
             raise ReadError(f"Could not read rows {start}–{stop - 1} of {self.folder}: {error}") from error
         return out.nbytes
 
-
-class _Guard:
-    """Looks at the chunk files of an array before zarr-python decodes them; see `ChunkGuard`."""
-
-    def __init__(self, array: ZarrPythonArray) -> None:
-        self._array = array
-        self._chunk_bytes = math.prod(array.chunk_shape) * array.dtype.itemsize
-
-    def refuse_missing(self, key: str) -> None:
-        """Raise DamageError for a missing chunk, unless it is the fill value."""
-        array = self._array
-        place = self._find(key)
-        if place is None:
+    def _check_stored(self, key: str, n_bytes: int | None) -> None:
+        """Raise DamageError for a chunk file that is missing, or would take far more memory than is stored of it."""
+        if self.keys is None:
+            place: tuple[int, ...] | None = None if key.rpartition("/")[2] in _NO_CHUNKS else ()
+        else:
+            place = self.keys.find(key)
+        if place is None:  # metadata
             return
-        number = 0 if array.keys is None else array.keys.number(place)
-        reason: str | None = "it is missing, and the store has no fill value"
-        if array.has_fill_value:
-            reason = array.record.refuse_missing(f"{array.folder}/{key}", number)
+        reason: str | None = None
+        chunk_bytes = math.prod(self.chunk_shape) * self.dtype.itemsize
+        if n_bytes is not None:
+            if chunk_bytes > max_item_bytes(n_bytes):
+                reason = expansion_reason("it", chunk_bytes, n_bytes)
+        elif not self.has_fill_value:
+            reason = "it is missing, and the store has no fill value"
+        else:
+            reason = self.record.refuse_missing(f"{self.folder}/{key}", self.keys.number(place) if self.keys else 0)
         if reason is not None:
-            raise self._damage_error(key, reason)
-
-    def check_size(self, key: str, stored_bytes: int) -> None:
-        """Raise DamageError if a chunk would take far more memory than is stored."""
-        if self._find(key) is not None and self._chunk_bytes > max_item_bytes(stored_bytes):
-            raise self._damage_error(key, expansion_reason("it", self._chunk_bytes, stored_bytes))
-
-    def _find(self, key: str) -> tuple[int, ...] | None:
-        """Return the coordinates of a chunk file; None for metadata."""
-        if self._array.keys is None:
-            return None if key.rpartition("/")[2] in _NO_CHUNKS else ()
-        return self._array.keys.find(key)
-
-    def _damage_error(self, key: str, reason: str) -> DamageError:
-        place = self._find(key)
-        item = place[0] * self._array.file_shape[0] if place else None
-        return DamageError(f"chunk {place or key} of {self._array.folder}", item, reason)
+            item = place[0] * self.file_shape[0] if place else None
+            raise DamageError(f"chunk {place or key} of {self.folder}", item, reason)
 
 
-def open_with_zarr(folder: StoreFolder, guard: _Guard | None = None) -> Any:
-    """Return an array of zarr-python, which reads through Penstock."""
+def open_with_zarr(folder: StoreFolder, check: Callable[[str, int | None], None] = lambda *_: None) -> Any:
+    """Return an array of zarr-python, which reads through Penstock; `check` is that of `FolderStore`."""
     try:
         zarr: Any = import_module("zarr")
     except ImportError as error:
         raise MissingDependency("zarr", "zarr", f"Reading {folder}") from error
     stores: Any = import_module("penstock.source.stored.zarr.stores")
     try:
-        if folder.remote is None:
-            store = stores.CheckedStore(zarr.storage.LocalStore(str(folder), read_only=True), folder.path, guard)
-        else:
-            store = stores.CheckedStore(stores.RemoteStore(folder), None, guard)
-        return zarr.open_array(store, mode="r")
+        return zarr.open_array(stores.FolderStore(folder, check), mode="r")
     except PenstockError:
         raise
     except Exception as error:  # zarr may raise anything
