@@ -10,9 +10,9 @@ from penstock_tree import ROOT, SRC
 
 BUDGET = {
     "chain": 461,
-    "cli": 2748,
-    "convert": 8614,
-    "core": 2727,
+    "cli": 2728,
+    "convert": 8623,
+    "core": 2740,
     "doctor": 1962,
     "feed": 2303,
     "files": 4503,
@@ -24,7 +24,7 @@ BUDGET = {
     "source": 16025,
     "transform": 2120,
     "the C part": 1180,
-    "tests": 78687,
+    "tests": 78704,
     "tests/campaign": 7075,
     "pages of docs/how-to": 49,
 }

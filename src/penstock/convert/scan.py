@@ -1,7 +1,7 @@
 """Decide what a conversion will write before it begins: scan the inputs, count their items, assign items to jobs."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -21,11 +21,12 @@ from penstock.convert.inputs.zarr import ZarrInput
 from penstock.convert.plan import AlignableInput, Alignment, Arrangement, BadInput, Job, Scan, Scanner
 from penstock.convert.splits import WHOLE, Split, assign_groups
 from penstock.core.errors import ConversionError, OptionError, SourceError
+from penstock.core.text import list_some
 from penstock.files.stores.options import StoreOptions
 from penstock.files.stores.url import Url
 from penstock.shard.outputs.write_options import WriteOptions
 
-__all__ = ["ConvertOptions", "ProgressCallback", "make_jobs", "scan_inputs"]
+__all__ = ["ConvertOptions", "ProgressCallback", "join_notes", "make_jobs", "scan_inputs"]
 
 _MOST_SHAPES = 5  # that are named
 _PACKAGES = ("penstock", "numpy", "xxhash", "pynwb", "h5py", "zarr", "soundfile", "scipy")
@@ -178,7 +179,9 @@ def _note_shapes(scans: Sequence[Scan]) -> Iterator[str]:
                 files.setdefault(name, {}).setdefault(shape, []).append(scan.name)
     for name, by_shape in files.items():
         if len(by_shape) > 1:
-            shown = [f"{shape} in {_list_names(names)}" for shape, names in list(by_shape.items())[:_MOST_SHAPES]]
+            shown = [
+                f"{shape} in {list_some(names, 'input')}" for shape, names in list(by_shape.items())[:_MOST_SHAPES]
+            ]
             more = f" and {len(by_shape) - _MOST_SHAPES} more" if len(by_shape) > _MOST_SHAPES else ""
             yield (
                 f"The shape of {name} differs, so that batches of it are lists unless you pad them: "
@@ -186,10 +189,13 @@ def _note_shapes(scans: Sequence[Scan]) -> Iterator[str]:
             )
 
 
-def _list_names(names: Sequence[str]) -> str:
-    return (
-        names[0] if len(names) == 1 else f"{len(names):,} inputs ({', '.join(names[:3])}{', …' if names[3:] else ''})"
-    )
+def join_notes(noted: Iterable[tuple[str, Iterable[str]]]) -> list[str]:
+    """Return the notes on inputs, given as pairs of a name and its notes, each with the inputs that have it."""
+    files: dict[str, dict[str, None]] = {}  # an input may be in several parts of a split
+    for name, notes in noted:
+        for note in notes:
+            files.setdefault(note, {})[name] = None
+    return [f"{list_some([*names], 'input')}: {note}" for note, names in files.items()]
 
 
 def make_jobs(

@@ -12,7 +12,7 @@ from penstock.convert.formats import Format, ReadOptions, inputs_of
 from penstock.convert.inputs.function import FunctionInput, find_beside
 from penstock.convert.inputs.patterns import expand_paths
 from penstock.convert.inputs.protocol import Input, input_place
-from penstock.convert.scan import ConvertOptions
+from penstock.convert.scan import ConvertOptions, join_notes
 from penstock.core.errors import OptionError
 from penstock.files.stores.options import StoreOptions
 from penstock.files.stores.url import Url, is_url, parse_place
@@ -113,18 +113,21 @@ def _choose_engine(workers: int, engine: Engine | None) -> Engine:
 
 
 def log_notes(notes: Sequence[str], where: Path | Url) -> None:
-    """Log what concerns the whole dataset."""
-    for note in notes:
+    """Log at most ten notes."""
+    rest = [f"… and {len(notes) - 10:,} more; the manifest has all of them."] if len(notes) > 10 else []
+    for note in [*notes[:10], *rest]:
         _LOG.warning("%s: %s", where, note)
 
 
 def list_notes(manifests: dict[str, Manifest]) -> list[str]:
-    """Return what a conversion notes on the datasets as a whole; with a split, with the name of each."""
+    """Return what a conversion notes on the datasets as a whole, with a split with the name of each, and on inputs."""
     notes: dict[str, list[str]] = {}
-    for name, manifest in manifests.items():
-        for note in manifest.metadata["conversion"].get("notes", ()):
+    about = {name: manifest.metadata["conversion"] for name, manifest in manifests.items()}
+    for name, one in about.items():
+        for note in one.get("notes", ()):
             notes.setdefault(note, []).append(name)
-    return [note if len(names) == len(manifests) else f"{', '.join(names)}: {note}" for note, names in notes.items()]
+    whole = [note if len(names) == len(manifests) else f"{', '.join(names)}: {note}" for note, names in notes.items()]
+    return [*whole, *join_notes((entry["file"], entry["notes"]) for one in about.values() for entry in one["inputs"])]
 
 
 def summaries(manifests: dict[str, Manifest]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Words of messages: a number with its noun, the nearest name, and a path that is named once."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
-__all__ = ["about_unread", "cause", "count", "did_you_mean", "name_once"]
+__all__ = ["about_unread", "cause", "count", "did_you_mean", "list_some", "name_once"]
 
 _OTHER_FORMATS = "docs/how-to/other-formats.md"
 _SIBILANTS = ("s", "x", "tch", "sh")  # and not "ch": epochs
@@ -37,6 +37,19 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     """
     near = get_close_matches(str(name), list(known), n=1, cutoff=0.5)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def list_some(names: Sequence[str], noun: str) -> str:
+    """Return a single name, or the number of names and the first three.
+
+    Examples
+    --------
+    >>> list_some(["a.wav"], "input"), list_some(["a.wav", "b.wav", "c.wav", "d.wav"], "input")
+    ('a.wav', '4 inputs (a.wav, b.wav, c.wav, …)')
+    """
+    if len(names) == 1:
+        return names[0]
+    return f"{count(len(names), noun)} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
 
 
 def name_once(path: object, reason: str) -> str:

@@ -7,9 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from penstock_cases import few_cases
 from penstock_nwb_parts import add_behavior, add_lfp, add_units, new_file, one_by_one, open_nwb, save_nwb, series
+from typer.testing import CliRunner
 
+from penstock.cli import app
 from penstock.convert.convert import convert
 from penstock.convert.nwb.input import NWBInput, NWBOptions
+from penstock.convert.scan import ConvertOptions
+from penstock.convert.splits import Split
+from penstock.convert.to_shards import convert_to_shards
 from penstock.core.errors import OptionError, SourceError
 from penstock.recipes.webdataset.loader import create_webdataset_dataloader
 
@@ -158,3 +163,15 @@ def test_recordings_with_and_without_unobserved_units_have_the_same_fields(tmp_p
 def test_an_unknown_choice_is_refused():
     with pytest.raises(OptionError, match="unobserved must be one of 'mask', 'drop', 'keep', got 'skip'"):
         NWBOptions(unobserved="skip")
+
+
+def test_what_was_not_observed_is_said_of_the_inputs_of_every_part(tmp_path, caplog):
+    paths = [_write(tmp_path / f"{name}.nwb", _LOST, [(5.9, 7.0)]) for name in "ab"]
+    inputs = [NWBInput(path, NWBOptions(**_ROWS)) for path in paths]
+    split = Split((("train", 0.5), ("val", 0.5)), group_by="file")
+    convert_to_shards(inputs, tmp_path / "out", options=ConvertOptions(split=split), show_progress=False)
+    options = ["--modalities", "spikes", "--overlap", "0", "--split", "train=0.5,val=0.5", "--group-by", "file"]
+    done = CliRunner().invoke(app, ["convert", *map(str, paths), "-o", str(tmp_path / "again"), *options])
+    for said in (caplog.text, done.stderr):
+        assert "2 inputs (a.nwb, b.nwb): Windows left out because they overlap invalid_times: 2." in said
+        assert "2 inputs (a.nwb, b.nwb): Units are NaN, and False in spikes_valid, in windows" in said

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.conversion.estimate import estimate, list_some, print_notes
+from penstock.cli.conversion.estimate import estimate, print_notes
 from penstock.cli.conversion.options import ConversionOptions
 from penstock.cli.conversion.results import conclude, print_datasets
 from penstock.cli.errors import name_options
@@ -15,7 +15,7 @@ from penstock.cli.groups import expand_groups, list_limited
 from penstock.cli.options import Json, Quiet
 from penstock.cli.where import check_input
 from penstock.core.errors import OptionError
-from penstock.core.text import count, name_once
+from penstock.core.text import count, list_some, name_once
 from penstock.files.stores.url import is_url, parse_place
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _print_result(context: typer.Context, manifests: "dict[str, Manifest]", n_in
     from penstock.convert.to_shards import list_notes  # noqa: PLC0415
 
     about = next(iter(manifests.values())).metadata["conversion"]
-    print_notes(list_notes(manifests), about["inputs"], context.command)
+    print_notes(list_notes(manifests), context.command)
     _print_skipped([{**entry, "reason": name_options(entry["reason"], context.command)} for entry in about["skipped"]])
     typer.echo(f"Converted {n_inputs - len(about['skipped']):,} of {count(n_inputs, 'input')} in {seconds:,.1f} s")
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.convert.inputs.protocol import Input
     from penstock.convert.scan import ConvertOptions
 
-__all__ = ["estimate", "list_some", "print_notes"]
+__all__ = ["estimate", "print_notes"]
 
 _MEASURED_ITEMS = 64
 
@@ -36,7 +36,7 @@ def estimate(
     as_json: bool,
 ) -> None:
     """Print what would be written, its size and the time it takes, measured on a slice in a temporary folder."""
-    from penstock.convert.scan import make_jobs, scan_inputs  # noqa: PLC0415
+    from penstock.convert.scan import join_notes, make_jobs, scan_inputs  # noqa: PLC0415
     from penstock.convert.shard_task import close_recordings, write_task  # noqa: PLC0415
     from penstock.observe.progress import track_phases  # noqa: PLC0415
     from penstock.shard.outputs.local import LocalShards  # noqa: PLC0415
@@ -72,8 +72,9 @@ def estimate(
         return
     for name, (n_items, n_shards) in found.items():
         typer.echo(f"{name}: {count(n_items, 'item')} in {count(n_shards, 'shard')}")
-    inputs_notes = [{"file": scan.name, "notes": scan.notes} for scan in jobs[0].scans]
-    print_notes(jobs[0].about.get("notes", ()), inputs_notes, command)
+    print_notes(
+        [*jobs[0].about.get("notes", ()), *join_notes((scan.name, scan.notes) for scan in jobs[0].scans)], command
+    )
     for path, reason in bad.items():
         typer.echo(f"Would be skipped: {name_once(path, reason)}", err=True)
     duration = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
@@ -83,30 +84,9 @@ def estimate(
     )
 
 
-def print_notes(notes: Sequence[str], inputs: Sequence[dict[str, Any]], command: Any) -> None:
-    """Print the notes on a dataset and those of its inputs, at most ten of them, with the options of the command.
-
-    Inputs with the same note share a line.
-    """
-    files: dict[str, list[str]] = {}
-    for entry in inputs:
-        for note in entry["notes"]:
-            files.setdefault(note, []).append(entry["file"])
-    notes = [*notes, *(f"{list_some(names, 'input')}: {note}" for note, names in files.items())]
+def print_notes(notes: Sequence[str], command: Any) -> None:
+    """Print at most ten notes, with the options of the command."""
     for note in notes[:10]:
         typer.echo(f"Note: {name_options(note, command)}", err=True)
     if len(notes) > 10:
         typer.echo(f"Note: … and {len(notes) - 10:,} more; the manifest has all of them.", err=True)
-
-
-def list_some(names: Sequence[str], noun: str) -> str:
-    """Return a single name, or the number of names and the first three.
-
-    Examples
-    --------
-    >>> list_some(["a.wav"], "input"), list_some(["a.wav", "b.wav", "c.wav", "d.wav"], "input")
-    ('a.wav', '4 inputs (a.wav, b.wav, c.wav, …)')
-    """
-    if len(names) == 1:
-        return names[0]
-    return f"{count(len(names), noun)} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
