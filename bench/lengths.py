@@ -56,7 +56,7 @@ def make_source() -> ps.ArraySource:
     return ps.ArraySource({"n_tokens": n_tokens})
 
 
-MakePlan = Callable[[ps.Index, ps.Lengths], ps.TokenBudget | ps.Bucketed | ps.Packed]
+MakePlan = Callable[[ps.Index, ps.Lengths], ps.Plan]
 
 PLANS: dict[str, MakePlan] = {
     "TokenBudget(4096 tokens, 64 items)": lambda index, lengths: ps.TokenBudget(index, lengths, _TOKENS, 64, 7),

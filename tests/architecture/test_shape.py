@@ -29,9 +29,11 @@ IRREGULAR = {
     "built",
 }
 NOT_PARTICIPLES = {"seed", "feed", "need", "speed", "embed"}
-# Public names that saved code calls.
+# Public names that saved code calls, and functions that are named as the plans they return.
 PARTICIPLES = {
     "penstock.core.index.stored",
+    "penstock.plan.lengths.near.Bucketed",
+    "penstock.plan.lengths.packed.Packed",
     "penstock.source.volume.ngff.opened",
 }
 HISTORY = ("seed 00", "the document ", "the document's", "seed's own")

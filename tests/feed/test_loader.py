@@ -50,7 +50,7 @@ def test_a_plan_over_a_selection_of_the_index_is_accepted() -> None:
 
 def test_anything_but_a_plan_is_refused() -> None:
     plan: Any = "plan"
-    with pytest.raises(OptionError, match="plan must be a Plan or Segments, got str"):
+    with pytest.raises(OptionError, match="plan must be a Plan, got str"):
         Loader(SOURCE, plan)
 
 

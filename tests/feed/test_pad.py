@@ -20,6 +20,8 @@ from penstock import (
     World,
     create_shards_from_arrays,
 )
+from penstock.plan.lengths.near import Budget
+from penstock.plan.lengths.packed import Packing
 from penstock.source.tar.source import TarSource
 
 LENGTHS = np.random.default_rng(5).integers(0, 12, 40)
@@ -78,12 +80,12 @@ def test_every_token_is_where_lengths_mask_segments_and_positions_say(name: str)
             n for row, n in enumerate(mask.sum(1).tolist()) if row not in padded
         ]
         seen += batch["tokens"][mask].tolist()
-        if isinstance(plan, Packed):
-            assert mask.shape[1] == plan.length
+        if isinstance(plan.batch_size, Packing):
+            assert mask.shape[1] == plan.batch_size.length
             check_segments(batch)
-        elif isinstance(plan, TokenBudget):
-            assert mask.numel() <= plan.max_tokens
-            assert mask.shape[1] % plan.pad_to_multiple_of == 0
+        elif isinstance(plan.batch_size, Budget):
+            assert mask.numel() <= plan.batch_size.max_tokens
+            assert mask.shape[1] % plan.batch_size.pad_to_multiple_of == 0
     cut = 9 if name == "truncated" else 99
     assert sorted(seen) == [100 * item + n for item in range(40) for n in range(min(LENGTHS[item], cut))]
 
@@ -175,7 +177,7 @@ def test_items_that_cannot_be_padded_are_named(pad: Pad, items: list[Any], messa
 
 def test_a_plan_that_cuts_or_packs_needs_pad_and_lengths_that_hold() -> None:
     plan = Packed(SOURCE.index, LENGTHS, 16, 2)
-    with pytest.raises(OptionError, match=r"Packed cuts or packs items when they are collated: collate must be Pad"):
+    with pytest.raises(OptionError, match=r"This plan cuts or packs items when they are collated: collate must be Pad"):
         Loader(SOURCE, plan)
     with pytest.raises(OptionError, match=r"Packed rows have one length: leave out pad_to_multiple_of"):
         Loader(SOURCE, plan, collate=Pad("tokens", pad_to_multiple_of=8)).at(0, 0)

@@ -60,7 +60,7 @@ class _CollateRows:
 
 def make_loader(plan: Any, executor: str = "inline", source: Source = SOURCE, **others: Any) -> Loader:
     workers, options = EXECUTORS[executor]
-    if plan.needs_rows:
+    if plan.passes.needs_rows:
         others["collate"] = _CollateRows()
     return Loader(source, plan, transform=with_noise, num_workers=workers, **{"options": options, **others})
 

@@ -12,12 +12,11 @@ from penstock.core.protocols import Order
 from penstock.core.types import Draw
 from penstock.plan.balanced import Balanced, BalancedSpans
 from penstock.plan.epoch import Epoch
-from penstock.plan.lengths.batches import Bucketed, TokenBudget
+from penstock.plan.lengths.near import Bucketed, TokenBudget
 from penstock.plan.lengths.packed import Packed
 from penstock.plan.mixed.order import Mixed, MixedPart
 from penstock.plan.orders import Listed, RandomChunks, Sequential, Shuffle, Subset, WindowShuffle
-from penstock.plan.plan import Plan
-from penstock.plan.segments import Segments
+from penstock.plan.plan import Plan, Segments
 from penstock.plan.window_batches import PartitionChunks, WindowBatches
 
 __all__ = [

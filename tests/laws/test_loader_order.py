@@ -46,13 +46,13 @@ def real(batch: dict[str, Any]) -> list[int]:
     return batch["x"][batch["mask"]].tolist() if "mask" in batch else batch["x"].tolist()
 
 
-def plan_batches(plan: Plan | Segments, epoch: int) -> list[list[int]]:
+def plan_batches(plan: Plan, epoch: int) -> list[list[int]]:
     """Return the same from the plan."""
     draws = [plan.epoch(epoch).draw(n) for n in range(plan.epoch(epoch).n_batches)]
     return [(draw.items if draw.mask is None else draw.items[draw.mask]).tolist() for draw in draws]
 
 
-def check_order(plan: Plan | Segments, size: int, made: Callable[[World], Loader], epochs: int = 2) -> None:
+def check_order(plan: Plan, size: int, made: Callable[[World], Loader], epochs: int = 2) -> None:
     """Check that the ranks together make the plan's batches in the plan's order, in equally many steps."""
     with ExitStack() as stack:
         loaders = [stack.enter_context(made(world)) for world in worlds(size)]
@@ -84,7 +84,7 @@ def mixtures(draw: st.DrawFn, n: int) -> Mixed:
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> tuple[Any, Plan | Segments]:
+def plans(draw: st.DrawFn) -> tuple[Any, Plan]:
     if draw(st.integers(0, 2)):
         source: Any = SOURCES[draw(st.sampled_from(sorted(SOURCES)))]
     else:
@@ -111,7 +111,7 @@ def plans(draw: st.DrawFn) -> tuple[Any, Plan | Segments]:
     )
     if draw(st.integers(0, 4)) == 0:
         index, order = source.index, draw(mixtures(n))
-    plan: Plan | Segments = Plan(
+    plan: Plan = Plan(
         index,
         order,
         batch_size=draw(st.integers(1, 9)),

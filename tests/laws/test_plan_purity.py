@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.core.index import Index
 from penstock.plan.orders import Sequential, WindowShuffle
-from penstock.plan.plan import Plan
-from penstock.plan.segments import Segments
+from penstock.plan.plan import Plan, Segments
 from tests.laws.strategies import any_order, draws, every_plan, facts, plans
 
 epochs = st.integers(0, 4)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from penstock.core.errors import PlanError
 from penstock.core.types import Draw
 from penstock.plan.epoch import Epoch, Share
-from penstock.plan.plan import Plan
-from penstock.plan.segments import Segments
+from penstock.plan.plan import Plan, Segments
 from penstock.plan.world import World
 from tests.laws.strategies import all_items, any_order, delivered, draws, facts, length_plans, plans
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from penstock.core.errors import ResumeError
 from penstock.core.types import Draw
 from penstock.plan.cursor import Cursor
-from penstock.plan.plan import Plan
-from penstock.plan.segments import Segments
+from penstock.plan.plan import Plan, Segments
 from tests.laws.strategies import all_items, any_order, delivered, draws, facts, plans
 
 epochs = st.integers(0, 4)
@@ -23,7 +22,7 @@ def rest(plan: Plan, cursor: Cursor) -> list[Draw]:
     return draws(plan.epoch(cursor.epoch, cursor.origin), cursor.batch)
 
 
-def save(cursor: Cursor, plan: Plan | Segments) -> dict[str, object]:
+def save(cursor: Cursor, plan: Plan) -> dict[str, object]:
     """Return the state as it comes back from a file."""
     return json.loads(json.dumps(cursor.state(plan)))
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from penstock.plan.plan import Plan
-from penstock.plan.segments import Segments
+from penstock.plan.plan import Plan, Segments
 from tests.laws.strategies import all_items, any_order, batches, delivered, draws, facts, partitioning_order, plans
 
 lengths = st.integers(1, 9)

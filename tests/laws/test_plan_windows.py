@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.types import Draw, Window
-from penstock.plan.plan import Plan
-from penstock.plan.segments import Segments
+from penstock.plan.plan import Plan, Segments
 from tests.laws.strategies import all_items, draws, plans, window_shuffles, windowed_order
 
 epochs = st.integers(0, 4)

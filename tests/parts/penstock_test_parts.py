@@ -26,7 +26,7 @@ from penstock_test_processes import (  # noqa: F401  # so that tests import from
 )
 
 from penstock import ArraySource, Field, Source, Span, World
-from penstock.plan.batch_plan import BatchPlan
+from penstock.plan.plan import Plan
 
 # -- data --------------------------------------------------------------------------------------------------------------
 
@@ -247,7 +247,7 @@ def delivered_items(batches: Any) -> list[list[int]]:
     return [batch["x"].tolist() for batch in batches]
 
 
-def planned_items(plan: BatchPlan, epoch: int = 0) -> list[list[int]]:
+def planned_items(plan: Plan, epoch: int = 0) -> list[list[int]]:
     """Return the item numbers of each batch of a plan, each computed on its own."""
     whole = plan.epoch(epoch)
     return [whole.draw(n).items.tolist() for n in range(whole.n_batches)]

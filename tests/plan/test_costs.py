@@ -18,7 +18,7 @@ MB = 1_000_000
 ORDERS = [Sequential(), Shuffle(), WindowShuffle(3), WindowShuffle(3, held=False)]
 
 
-def costs_of(plan: Plan | Segments, item_bytes: int, cached: float, epoch: int = 0) -> EpochCosts:
+def costs_of(plan: Plan, item_bytes: int, cached: float, epoch: int = 0) -> EpochCosts:
     stored = plan.index.n_stored * item_bytes
     found = plan.mixing(epoch, max_batches=1, stored_bytes=stored, cache_bytes=round(cached * stored)).costs
     assert found is not None

@@ -9,11 +9,9 @@ import pytest
 from penstock.core.errors import ResumeError
 from penstock.core.index import Index
 from penstock.plan.balanced import Balanced
-from penstock.plan.batch_plan import BatchPlan
 from penstock.plan.cursor import Cursor
 from penstock.plan.orders import Sequential, Shuffle, WindowShuffle
-from penstock.plan.plan import Plan
-from penstock.plan.segments import Segments
+from penstock.plan.plan import Plan, Segments
 
 PLAN = Plan(Index.uniform(100, 10, identity="monday"), WindowShuffle(2), batch_size=8, seed=0, tail="drop")
 STATE = Cursor(epoch=2, batch=5).state(PLAN)
@@ -166,7 +164,7 @@ def test_a_batch_past_the_end_is_damage_also_with_another_batch_size() -> None:
 @pytest.mark.parametrize(
     "plan", [PLAN, replace(PLAN, batch_size=5), Segments(PLAN, 4)], ids=["same", "other", "segments"]
 )
-def test_an_origin_outside_of_the_epoch_is_damage(plan: BatchPlan) -> None:
+def test_an_origin_outside_of_the_epoch_is_damage(plan: Plan) -> None:
     state = {**Cursor(2, 1).state(plan), "origin": 101}
     state["plan"] = {**state["plan"], "batch_size": 8}
     with pytest.raises(ResumeError, match="damaged"):

@@ -7,8 +7,7 @@ from penstock.core.errors import PlanError
 from penstock.core.index import Index
 from penstock.plan.epoch import Share
 from penstock.plan.orders import Sequential, WindowShuffle
-from penstock.plan.plan import Plan
-from penstock.plan.segments import Segments
+from penstock.plan.plan import Plan, Segments
 from penstock.plan.world import World
 
 

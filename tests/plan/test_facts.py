@@ -11,8 +11,7 @@ from penstock.core.index import Index
 from penstock.core.types import Arrangement
 from penstock.plan.facts import access_map, find_plan, plan_facts
 from penstock.plan.orders import Sequential, Shuffle, Subset, WindowShuffle
-from penstock.plan.plan import Plan
-from penstock.plan.segments import Segments
+from penstock.plan.plan import Plan, Segments
 
 PLAN = Plan(Index.uniform(12, 4), Sequential(), batch_size=5, seed=3, tail="short")
 

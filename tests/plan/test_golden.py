@@ -11,17 +11,15 @@ from penstock.core.index import Index
 from penstock.core.seeds import generator_for, key_for, mix64, subkeys
 from penstock.core.types import Draw
 from penstock.plan.balanced import Balanced, BalancedSpans
-from penstock.plan.lengths.batches import Bucketed, TokenBudget
+from penstock.plan.lengths.near import Bucketed, TokenBudget
 from penstock.plan.lengths.packed import Packed
 from penstock.plan.mixed.order import Mixed, MixedPart
 from penstock.plan.orders import Listed, RandomChunks, Sequential, Shuffle, Subset, WindowShuffle
 from penstock.plan.permute import permute
-from penstock.plan.plan import Plan
-from penstock.plan.segments import Segments
+from penstock.plan.plan import Plan, Segments
 from penstock.plan.window_batches import ListedChunks, PartitionChunks, WindowBatches
 from penstock.plan.world import World
 
-AnyPlan = Plan | Segments | Bucketed | TokenBudget | Packed | WindowBatches
 CHUNKED = Index.from_sizes([4, 7, 3, 6])
 LABELS = ["rare"] * 3 + ["common"] * 17
 MIXED = (
@@ -351,14 +349,14 @@ RANKS = [
 
 
 @pytest.mark.parametrize(("plan", "batches", "order_hash"), ORDERS)
-def test_a_short_order_is_what_it_was(plan: AnyPlan, batches: list[list[int]], order_hash: str) -> None:
+def test_a_short_order_is_what_it_was(plan: Plan, batches: list[list[int]], order_hash: str) -> None:
     epoch = plan.epoch(1)
     assert [draw.items.tolist() for draw in epoch.draws(range(epoch.n_batches))] == batches
     assert plan.order_hash(1) == order_hash
 
 
 @pytest.mark.parametrize(("plan", "hash_0", "hash_7", "head"), LONG_ORDERS)
-def test_a_long_order_is_what_it_was(plan: Plan | Segments, hash_0: str, hash_7: str, head: list[int]) -> None:
+def test_a_long_order_is_what_it_was(plan: Plan, hash_0: str, hash_7: str, head: list[int]) -> None:
     assert plan.epoch(7).draw(3).items[:6].tolist() == head
     assert (plan.order_hash(0), plan.order_hash(7)) == (hash_0, hash_7)
 
@@ -368,7 +366,7 @@ def real_items(draw: Draw) -> list[int]:
 
 
 @pytest.mark.parametrize(("plan", "made"), RANKS)
-def test_the_batches_of_two_ranks_are_what_they_were(plan: AnyPlan, made: list[list[list[int]]]) -> None:
+def test_the_batches_of_two_ranks_are_what_they_were(plan: Plan, made: list[list[list[int]]]) -> None:
     epoch = plan.epoch(1)
     real = [[real_items(draw) for draw in epoch.share(World(rank, 2)).draws()] for rank in range(2)]
     assert real == made
@@ -401,7 +399,7 @@ def test_the_batches_of_two_ranks_are_what_they_were(plan: AnyPlan, made: list[l
     ],
 )
 def test_how_much_of_each_item_is_delivered_is_what_it_was(
-    plan: AnyPlan, numbers: list[int], begins: list[int], counts: list[int]
+    plan: Plan, numbers: list[int], begins: list[int], counts: list[int]
 ) -> None:
     rows = plan.epoch(1).draw(1).rows
     assert rows is not None

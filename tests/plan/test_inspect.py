@@ -13,10 +13,9 @@ from penstock.core.index import Index
 from penstock.core.types import Arrangement
 from penstock.plan.balanced import Balanced
 from penstock.plan.inspect import Mixing
-from penstock.plan.lengths.batches import Bucketed
+from penstock.plan.lengths.near import Bucketed
 from penstock.plan.orders import RandomChunks, Sequential, Shuffle, Subset, WindowShuffle
-from penstock.plan.plan import Plan
-from penstock.plan.segments import Segments
+from penstock.plan.plan import Plan, Segments
 
 CHUNKED = Index.uniform(20_000, 50)
 
@@ -154,9 +153,10 @@ def test_the_hash_tells_where_batches_end() -> None:
 
 
 def test_segments_have_hashes_of_their_own() -> None:
-    stream = Segments(Plan(Index.uniform(30), Shuffle(), batch_size=4, tail="drop"), length=3)
+    plan = Plan(Index.uniform(30), Shuffle(), batch_size=4, tail="drop")
+    stream = Segments(plan, length=3)
     assert len({stream.order_hash(number) for number in range(8)}) == 8
-    assert stream.order_hash(5) == Segments(stream.plan, 3).order_hash(5)
+    assert stream.order_hash(5) == Segments(plan, 3).order_hash(5)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 16, 64, 256])

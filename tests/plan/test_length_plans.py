@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from penstock import Bucketed, Cursor, Index, Lengths, OptionError, Packed, PlanError, ResumeError, TokenBudget, World
 from penstock.core.types import Draw
-from penstock.plan.batch_plan import BatchPlan
+from penstock.plan.lengths.near import Budget, Near
+from penstock.plan.lengths.packed import Packing
+from penstock.plan.plan import Plan
 
 LENGTHS = st.one_of(
     st.lists(st.integers(0, 40), max_size=40),
@@ -54,9 +56,13 @@ def items_of(draw: Draw) -> list[int]:
 
 
 def limit_of(plan: Any) -> int:
-    if isinstance(plan, Packed):
-        return plan.length
-    return plan.max_tokens - plan.max_tokens % plan.pad_to_multiple_of if isinstance(plan, TokenBudget) else 1 << 32
+    if isinstance(plan.batch_size, Packing):
+        return plan.batch_size.length
+    return (
+        plan.batch_size.max_tokens - plan.batch_size.max_tokens % plan.batch_size.pad_to_multiple_of
+        if isinstance(plan.batch_size, Budget)
+        else 1 << 32
+    )
 
 
 # -- what batches hold -------------------------------------------------------------------------------------------------
@@ -67,48 +73,48 @@ def test_every_item_comes_once_per_epoch_except_those_that_are_dropped(plan: Any
     drawn = draws_of(plan, epoch)
     assert len(drawn) == plan.n_batches == plan.epoch(epoch).n_batches
     found = Counter(item for draw in drawn for item in items_of(draw))
-    lengths, dropped = plan.lengths.values, getattr(plan, "too_long", "") == "drop"
+    lengths, dropped = plan.batch_size.lengths.values, getattr(plan.batch_size, "too_long", "") == "drop"
     kept = [item for item in range(len(lengths)) if not (dropped and lengths[item] > limit_of(plan))]
     assert plan.n_dropped == len(lengths) - len(kept)
-    if getattr(plan, "split", False):
+    if getattr(plan.batch_size, "split", False):
         assert plan.tail == "drop" or set(found) == set(kept)
         return
     assert max(found.values(), default=1) == 1
     assert set(found) <= set(kept)
-    if plan.tail == "drop" and isinstance(plan, Packed):
+    if plan.tail == "drop" and isinstance(plan.batch_size, Packing):
         full = replace(plan, tail="short")
         assert len(draws_of(full, epoch)) - len(drawn) in (0, 1)
     else:
         assert len(kept) - len(found) == (plan.epoch(epoch).left_out if plan.tail == "drop" else 0)
-        assert plan.epoch(epoch).left_out < plan.batch_size
+        assert plan.epoch(epoch).left_out < plan.passes.batch_size
 
 
 @given(plan=plans(), epoch=st.integers(0, 3))
 def test_no_batch_exceeds_its_budget_after_padding_nor_a_row_its_length(plan: Any, epoch: int) -> None:
-    lengths = plan.lengths.values.astype(np.int64)
+    lengths = plan.batch_size.lengths.values.astype(np.int64)
     for draw in draws_of(plan, epoch):
         real = np.minimum(lengths[draw.items], limit_of(plan))
-        if isinstance(plan, Bucketed):
-            assert 1 <= len(draw) <= plan.batch_size
+        if isinstance(plan.batch_size, Near):
+            assert 1 <= len(draw) <= plan.passes.batch_size
             assert draw.rows is None
-        elif isinstance(plan, TokenBudget):
-            longest = -(-int(real.max()) // plan.pad_to_multiple_of) * plan.pad_to_multiple_of
-            assert len(draw) * longest <= plan.max_tokens
-            assert len(draw) <= (plan.max_items or plan.max_tokens)
+        elif isinstance(plan.batch_size, Budget):
+            longest = -(-int(real.max()) // plan.batch_size.pad_to_multiple_of) * plan.batch_size.pad_to_multiple_of
+            assert len(draw) * longest <= plan.batch_size.max_tokens
+            assert len(draw) <= (plan.batch_size.max_items or plan.batch_size.max_tokens)
             assert draw.rows is not None
             assert draw.rows.counts.tolist() == real.tolist()
         else:
             assert draw.rows is not None
             filled = np.bincount(draw.rows.numbers, draw.rows.counts)
-            assert filled.max() <= plan.length
-            assert len(filled) <= plan.batch_size
+            assert filled.max() <= plan.batch_size.length
+            assert len(filled) <= plan.passes.batch_size
 
 
 @given(plan=plans(("packed", "split")))
 def test_the_tokens_of_split_and_of_whole_items_come_exactly_once(plan: Any) -> None:
     if plan.tail == "drop":
         return
-    lengths, seen = plan.lengths.values, Counter[tuple[int, int]]()
+    lengths, seen = plan.batch_size.lengths.values, Counter[tuple[int, int]]()
     for draw in draws_of(plan):
         assert draw.rows is not None
         valid = np.ones(len(draw), np.bool_) if draw.mask is None else draw.mask
@@ -117,8 +123,12 @@ def test_the_tokens_of_split_and_of_whole_items_come_exactly_once(plan: Any) -> 
             assert length == lengths[item]
             if is_valid:
                 seen.update((item, token) for token in range(begin, begin + count))
-    kept = {item for item, length in enumerate(lengths) if plan.too_long != "drop" or length <= plan.length}
-    cut = 1 << 32 if plan.split else plan.length
+    kept = {
+        item
+        for item, length in enumerate(lengths)
+        if plan.batch_size.too_long != "drop" or length <= plan.batch_size.length
+    }
+    cut = 1 << 32 if plan.batch_size.split else plan.batch_size.length
     assert seen == {(item, token): 1 for item in kept for token in range(min(int(lengths[item]), cut))}
 
 
@@ -130,7 +140,7 @@ def test_packed_rows_are_those_of_best_fit_decreasing(lengths: list[int], room: 
         free.append((min(fits) if fits else room) - length)
         if fits:
             free.remove(min(fits))
-    assert Packed(Index.uniform(len(lengths)), lengths, room, 1).n_rows == len(free)
+    assert Packed(Index.uniform(len(lengths)), lengths, room, 1).length == len(free)
 
 
 def test_lengths_in_a_batch_are_near_and_batches_are_shuffled_anew_in_every_epoch() -> None:
@@ -188,7 +198,7 @@ def test_all_ranks_have_equal_steps_within_the_budget_and_together_the_rest_of_t
     epoch, begin = plan.epoch(1), min(start, plan.n_batches)
     if plan.tail == "short" and is_refused(plan, size):
         return
-    lengths = plan.lengths.values
+    lengths = plan.batch_size.lengths.values
     shares = [epoch.share(World(rank, size), begin) for rank in range(size)]
     assert len({share.n_steps for share in shares}) == 1
     drawn = [draw for share in shares for draw in share.draws()]
@@ -201,11 +211,14 @@ def test_all_ranks_have_equal_steps_within_the_budget_and_together_the_rest_of_t
         assert not shares[0].left_out
     if not shares[0].left_out:
         assert found == expected
-    if isinstance(plan, TokenBudget):
+    if isinstance(plan.batch_size, Budget):
         tokens = np.minimum(lengths, limit_of(plan)).astype(np.int64)
-        padded = [-(-int(tokens[draw.items].max()) // plan.pad_to_multiple_of) for draw in drawn]
-        sizes = [len(draw) * longest * plan.pad_to_multiple_of for draw, longest in zip(drawn, padded, strict=True)]
-        assert max(sizes, default=0) <= plan.max_tokens
+        padded = [-(-int(tokens[draw.items].max()) // plan.batch_size.pad_to_multiple_of) for draw in drawn]
+        sizes = [
+            len(draw) * longest * plan.batch_size.pad_to_multiple_of
+            for draw, longest in zip(drawn, padded, strict=True)
+        ]
+        assert max(sizes, default=0) <= plan.batch_size.max_tokens
     for step, whole in enumerate(shares[0].draws()):
         assert shares[0].draw(step).items.tolist() == whole.items.tolist()
 
@@ -243,7 +256,7 @@ def test_a_budget_that_ranks_cannot_share_is_refused(lengths: list[int], size: i
 
 @given(plan=plans(), epoch=st.integers(0, 9))
 def test_any_batch_is_worked_out_alone_and_a_pickled_plan_is_the_same(plan: Any, epoch: int) -> None:
-    assert isinstance(plan, BatchPlan)
+    assert isinstance(plan, Plan)
     again = pickle.loads(pickle.dumps(plan))
     assert again == plan
     assert again.identity() == plan.identity()
@@ -280,10 +293,10 @@ def test_lengths_of_a_source_serve_a_selection_of_it(chosen: Any) -> None:
     drawn = draws_of(plan)
     assert sorted(item for draw in drawn for item in draw.items.tolist()) == list(chosen)
     assert all(draw.rows is not None and draw.rows.lengths.tolist() == [SOME[i] for i in draw.items] for draw in drawn)
-    assert plan.count_tokens(drawn[0])[0] == sum(SOME[item] for item in drawn[0].items)
+    assert plan.passes.count_tokens(drawn[0])[0] == sum(SOME[item] for item in drawn[0].items)
     bucketed = Bucketed(index, SOME, 2, seed=5)
     first = bucketed.epoch(0).draw(0)
-    assert bucketed.count_tokens(first)[0] == sum(SOME[item] for item in first.items)
+    assert bucketed.passes.count_tokens(first)[0] == sum(SOME[item] for item in first.items)
 
 
 # -- golden ------------------------------------------------------------------------------------------------------------

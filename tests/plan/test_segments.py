@@ -8,10 +8,8 @@ import pytest
 
 from penstock.core.errors import PlanError
 from penstock.core.index import Index
-from penstock.plan.batch_plan import BatchPlan
 from penstock.plan.orders import Sequential, Shuffle, WindowShuffle
-from penstock.plan.plan import Plan
-from penstock.plan.segments import Segments
+from penstock.plan.plan import Plan, Segments
 
 
 def items(stream: Segments, number: int) -> list[list[int]]:
@@ -97,7 +95,7 @@ def test_a_numpy_length_is_a_length() -> None:
 @pytest.mark.parametrize("tail", ["drop", "short"])
 def test_a_segment_that_does_not_exist_is_refused(tail: str, number: int, origin: int) -> None:
     stream = Segments(Plan(Index.uniform(10), Shuffle(), batch_size=4, tail=tail), 2)
-    with pytest.raises(PlanError, match=f"segment must be >= 0 .*, got segment {number}, origin {origin}"):
+    with pytest.raises(PlanError, match=f"epoch must be >= 0 .*, got epoch {number}, origin {origin}"):
         stream.epoch(number, origin)
 
 
@@ -126,11 +124,8 @@ def test_segments_of_a_pass_are_counted_within_it() -> None:
     assert [tuple(stream.locate(number)) for number in (0, 2, 3, 7)] == [(0, 0, 3), (0, 2, 3), (1, 0, 3), (2, 1, 3)]
 
 
-def test_plans_and_segments_satisfy_the_protocol_of_plans() -> None:
+def test_batches_of_segments_may_have_another_size() -> None:
     plan = Plan(Index.uniform(10), Sequential(), batch_size=2, tail="drop")
-    assert isinstance(plan, BatchPlan)
-    assert isinstance(Segments(plan, 2), BatchPlan)
-    assert not isinstance(plan.epoch(0), BatchPlan)
     assert (plan.epochs_per_pass, tuple(plan.locate(4))) == (1, (4, 0, 1))
     assert Segments(plan, 2).with_batches(5, "drop") == Segments(
         Plan(Index.uniform(10), Sequential(), batch_size=5, tail="drop"), 2

@@ -16,8 +16,7 @@ from penstock.plan import orders, windows
 from penstock.plan.epoch import MOST_CUT
 from penstock.plan.orders import RandomChunks, Subset, WindowShuffle
 from penstock.plan.permute import permute, unpermute
-from penstock.plan.plan import Plan
-from penstock.plan.segments import Segments
+from penstock.plan.plan import Plan, Segments
 from penstock.plan.windows import ChunkWindows
 
 BILLION = 10**9
@@ -185,7 +184,7 @@ def test_a_window_shuffle_of_a_billion_items_starts_and_resumes_without_all_chun
 
 
 @st.composite
-def lane_plans(draw: st.DrawFn) -> tuple[Plan | Segments, int]:
+def lane_plans(draw: st.DrawFn) -> tuple[Plan, int]:
     """A plan with windows and lanes, or segments of one, and how many of its epochs cover the first pass."""
     index, batch_size = draw(indexes()), draw(st.integers(1, 9))
     order = WindowShuffle(min(draw(st.integers(1, 7)), index.n_chunks))
@@ -199,7 +198,7 @@ def lane_plans(draw: st.DrawFn) -> tuple[Plan | Segments, int]:
 
 
 @given(lane_plans())
-def test_windows_of_all_lanes_together_have_every_item_once(case: tuple[Plan | Segments, int]) -> None:
+def test_windows_of_all_lanes_together_have_every_item_once(case: tuple[Plan, int]) -> None:
     """A window that lies in two lanes is cut: neither reads what only the other one visits."""
     plan, n_epochs = case
     epochs = [plan.epoch(number) for number in range(n_epochs)]

@@ -19,10 +19,9 @@ from penstock.feed.loader import Loader
 from penstock.feed.pad import Pad
 from penstock.observe.storage.advise import default_order, default_windows
 from penstock.plan.balanced import Balanced
-from penstock.plan.batch_plan import BatchPlan
 from penstock.plan.costs import estimate_costs
 from penstock.plan.epoch import Tail
-from penstock.plan.lengths.batches import Bucketed, TokenBudget
+from penstock.plan.lengths.near import Bucketed, TokenBudget
 from penstock.plan.lengths.packed import Packed
 from penstock.plan.orders import Sequential, Shuffle, WindowShuffle
 from penstock.plan.plan import Plan
@@ -72,7 +71,7 @@ class _Batching:
     """Which batches a verb asked for."""
 
     verb: str
-    plan: Callable[[Index, Order, int], BatchPlan]
+    plan: Callable[[Index, Order, int], Plan]
     """From an index, an order and a seed."""
 
     collate: Callable[[list[Any]], Any] | None = None
@@ -214,7 +213,7 @@ class Dataset:
         return default_order(self.source) if self.ordering.order is None else self.ordering.order
 
     @property
-    def plan(self) -> BatchPlan:
+    def plan(self) -> Plan:
         """Says which items each batch holds."""
         if self.batching is None:
             raise PlanError("A plan needs batches: say how large they are with batch(size).")
@@ -288,7 +287,7 @@ class Dataset:
         except PlanError as error:
             return [*rows, ("batch", str(error))]
         if self.batching.verb == "batch":
-            what = f"{count(plan.batch_size, 'item')}, tail={plan.tail!r}"
+            what = f"{count(plan.passes.batch_size, 'item')}, tail={plan.tail!r}"
         else:  # the plan has an order of its own
             rows[-1], what = ("order", f"by length, seed={self.seed}"), str(plan.identity()["order"])
         return [*rows, (self.batching.verb, f"{what}: {count(plan.epoch(0).n_batches, 'batch')} per epoch")]
@@ -307,7 +306,7 @@ class Dataset:
                 f"{verb}() must not follow {self.ordering.verb}(): it orders items by their lengths. Use shuffle(seed)."
             )
         lengths = item_lengths(self.items, by, cache=options.pop("cache", None))
-        plan: BatchPlan = pass_options(kind, options, self.items.index, lengths, seed=self.seed)
+        plan: Plan = pass_options(kind, options, self.items.index, lengths, seed=self.seed)
         pad = Pad(by) if pad is None and isinstance(by, str) and has_varying_arrays(self.source, by) else pad
         return replace(self, batching=_Batching(verb, lambda *_: plan, pad))
 
@@ -333,7 +332,7 @@ class Dataset:
             raise PlanError(f"{verb}() must not follow map(): it chooses what is read, before that. Call it first.")
 
 
-def _log_requests(source: Source, plan: BatchPlan) -> None:
+def _log_requests(source: Source, plan: Plan) -> None:
     """Say what a full shuffle costs at a URL, if windows of chunks cost less."""
     if getattr(source, "is_remote", False) is not True or not isinstance(plan, Plan) or plan.order != Shuffle():
         return

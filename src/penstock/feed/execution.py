@@ -9,9 +9,9 @@ from typing import Any
 from penstock.core.errors import LoaderError
 from penstock.core.transfers import Transfers
 from penstock.feed.memory import MemoryEstimate, max_window_items, window_capacity
-from penstock.plan.batch_plan import BatchPlan
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import Passes, Share
+from penstock.plan.plan import Plan
 from penstock.plan.world import World
 from penstock.run.auto import choose_executor
 from penstock.run.first_wait import FirstWait
@@ -35,9 +35,7 @@ _MAX_GROUP = 64
 class Execution:
     """Makes the batches of a plan. Keeps what outlives an epoch: buffers, shuffle windows and persistent workers."""
 
-    def __init__(
-        self, plan: BatchPlan, world: World, maker: BatchMaker, *, num_workers: int, options: RunOptions
-    ) -> None:
+    def __init__(self, plan: Plan, world: World, maker: BatchMaker, *, num_workers: int, options: RunOptions) -> None:
         self._plan, self._world, self.options = plan, world, options
         self._num_workers = num_workers
         self.executor: Executor = options.executor_for(num_workers)
@@ -91,7 +89,7 @@ class Execution:
         group_size = 1 if self._pool.is_remote else self._group_size
         return run_in_processes(self._pool, start, group_size=group_size, record=record, first_wait=first_wait)
 
-    def set_plan(self, plan: BatchPlan) -> None:
+    def set_plan(self, plan: Plan) -> None:
         """Make the batches of another plan from the next `run` on.
 
         Workers keep running, unless they hold shuffle windows, which are numbered by plan, or augment by another seed.
@@ -114,7 +112,7 @@ class Execution:
         prefetch = self._prefetch.count(batch_bytes * group_size)
         ahead = {"inline": group_size, "threads": workers * prefetch * group_size}
         held = ahead.get(self.executor, max(ahead["threads"], workers * (prefetch + 1))) + 1
-        window_bytes = max_window_items(self._plan.passes) * (batch_bytes // self._plan.batch_size)
+        window_bytes = max_window_items(self._plan.passes) * (batch_bytes // self._plan.passes.batch_size)
         windows = self.maker.windows_held
         if self.executor in ("processes", "auto"):
             windows = max(windows, workers * self._window_capacity("processes")[0])

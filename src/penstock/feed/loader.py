@@ -26,8 +26,8 @@ from penstock.feed.memory import MemoryEstimate, tensor_bytes
 from penstock.feed.position import Delivery, Position
 from penstock.feed.ranks import current_world
 from penstock.observe.progress import track_progress
-from penstock.plan.batch_plan import BatchPlan
 from penstock.plan.cursor import Cursor
+from penstock.plan.plan import Plan
 from penstock.plan.world import World
 from penstock.run.first_wait import FirstWait
 from penstock.run.make_batch import BatchMaker, Failure, Record
@@ -81,7 +81,7 @@ class Loader:
     def __init__(
         self,
         source: Source,
-        plan: BatchPlan,
+        plan: Plan,
         *,
         transform: Transform | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
@@ -169,7 +169,7 @@ class Loader:
                 bar.advance()
 
     @property
-    def plan(self) -> BatchPlan:
+    def plan(self) -> Plan:
         """Says which items each batch holds."""
         return self._position.plan
 
@@ -277,7 +277,7 @@ class Loader:
         """Skip the rest of the current epoch: the next `iter` yields the next one. Workers keep running."""
         self.set_epoch(self.epoch + bool(self._position.delivered))
 
-    def set_plan(self, plan: BatchPlan) -> None:
+    def set_plan(self, plan: Plan) -> None:
         """Take another plan over the same source, such as another order for each epoch. Workers keep running.
 
         The next `iter` yields the next epoch, by the new plan; numbers of epochs continue. States are of the new plan.
@@ -320,7 +320,7 @@ class Loader:
         """Return the peak memory of an epoch; if item sizes vary, one batch is made to measure it."""
         sizes = [field.item_bytes for field in self.source.fields.values()]
         known = [size for size in sizes if size is not None]
-        batch_bytes = sum(known) * self.plan.batch_size
+        batch_bytes = sum(known) * self.plan.passes.batch_size
         if len(known) < len(sizes) and self.plan.epoch(0).n_batches:
             batch_bytes = tensor_bytes(self.at(0, 0))
         device_bytes = 0 if self._device.type == "cpu" else (2 + self._options.device_ahead) * batch_bytes
@@ -400,7 +400,7 @@ class Loader:
         if not share.n_steps:
             _LOG.warning(
                 "The epochs of this loader have no batches: %s items, batch_size=%s, tail=%r, %s ranks.",
-                len(self.plan.index), self.plan.batch_size, self.plan.tail, self.world.size,
+                len(self.plan.index), self.plan.passes.batch_size, self.plan.tail, self.world.size,
             )  # fmt: skip
         elif share.left_out:
             _LOG.warning(
@@ -453,9 +453,9 @@ def _report_accelerator() -> None:
         )
 
 
-def _check_plan(source: Source, plan: BatchPlan, collate: Callable[[list[Any]], Any] | None) -> None:
-    if not isinstance(plan, BatchPlan):
-        raise OptionError(f"plan must be a Plan or Segments, got {type(plan).__name__}.")
+def _check_plan(source: Source, plan: Plan, collate: Callable[[list[Any]], Any] | None) -> None:
+    if not isinstance(plan, Plan):
+        raise OptionError(f"plan must be a Plan, got {type(plan).__name__}.")
     index = source.index
     if plan.index.n_stored != index.n_stored or plan.index.identity != index.identity:
         raise OptionError(
@@ -463,9 +463,9 @@ def _check_plan(source: Source, plan: BatchPlan, collate: Callable[[list[Any]], 
             f"{' with other content' if plan.index.n_stored == index.n_stored else ''}. "
             "Make the plan over source.index or source.index.select(...)."
         )
-    if plan.needs_rows and not hasattr(collate, "collate_draw"):
+    if plan.passes.needs_rows and not hasattr(collate, "collate_draw"):
         raise OptionError(
-            f"{type(plan).__name__} cuts or packs items when they are collated: collate must be Pad('tokens'), with "
+            "This plan cuts or packs items when they are collated: collate must be Pad('tokens'), with "
             f"the names of your fields, got {collate!r}."
         )
     if plan.tail == "pad" and MASK in source.fields:

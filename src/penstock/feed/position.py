@@ -8,9 +8,9 @@ from typing import Any
 
 from penstock.core.checks import check_integer
 from penstock.core.errors import LoaderError, OptionError
-from penstock.plan.batch_plan import BatchPlan
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import Share
+from penstock.plan.plan import Plan
 from penstock.plan.world import World
 
 __all__ = ["Delivery", "Position"]
@@ -24,7 +24,7 @@ _USE_MODULE = (
 class Delivery:
     """Counts the batches of one iteration; they count for a position until it moves elsewhere."""
 
-    def __init__(self, plan: BatchPlan, world: World, start: Cursor, *, is_begun: bool = False) -> None:
+    def __init__(self, plan: Plan, world: World, start: Cursor, *, is_begun: bool = False) -> None:
         self.start = start
         self._plan, self._world = plan, world
         self._steps = 0
@@ -62,12 +62,12 @@ class Position:
     `len(position)` is the number of batches of the whole current epoch on this rank.
     """
 
-    def __init__(self, plan: BatchPlan, world: World) -> None:
+    def __init__(self, plan: Plan, world: World) -> None:
         self._plan, self.world, self._has_reported = plan, world, False
         self.go_to(Cursor())
 
     @property
-    def plan(self) -> BatchPlan:
+    def plan(self) -> Plan:
         """Says what the batches hold."""
         return self._plan
 
@@ -186,7 +186,7 @@ class Position:
             self._move(Cursor(epoch))
         return not is_begun and self.cursor != at
 
-    def set_plan(self, plan: BatchPlan) -> None:
+    def set_plan(self, plan: Plan) -> None:
         """Take another plan, at the start of the current epoch; of the next one if some of it was delivered."""
         cursor, self._plan = self.cursor, plan
         self.go_to(Cursor(cursor.epoch + bool(cursor.batch or cursor.origin)))

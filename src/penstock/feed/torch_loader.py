@@ -77,7 +77,7 @@ class SampledLoader(Loader):
 
     def __len__(self) -> int:
         """Return the number of batches in the next epoch."""
-        items, size = len(self._orders), self.plan.batch_size
+        items, size = len(self._orders), self.plan.passes.batch_size
         return items // size if self.plan.tail == "drop" else -(-items // size)
 
     def leave_epoch(self) -> None:

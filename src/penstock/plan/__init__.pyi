@@ -1,13 +1,12 @@
 from penstock.plan.balanced import Balanced as Balanced
 from penstock.plan.balanced import BalancedSpans as BalancedSpans
-from penstock.plan.batch_plan import BatchPlan as BatchPlan
 from penstock.plan.costs import Download as Download
 from penstock.plan.costs import EpochCosts as EpochCosts
 from penstock.plan.costs import Prices as Prices
 from penstock.plan.cursor import Cursor as Cursor
 from penstock.plan.inspect import Mixing as Mixing
-from penstock.plan.lengths.batches import Bucketed as Bucketed
-from penstock.plan.lengths.batches import TokenBudget as TokenBudget
+from penstock.plan.lengths.near import Bucketed as Bucketed
+from penstock.plan.lengths.near import TokenBudget as TokenBudget
 from penstock.plan.lengths.packed import Packed as Packed
 from penstock.plan.orders import Listed as Listed
 from penstock.plan.orders import RandomChunks as RandomChunks
@@ -15,6 +14,7 @@ from penstock.plan.orders import Sequential as Sequential
 from penstock.plan.orders import Shuffle as Shuffle
 from penstock.plan.orders import Subset as Subset
 from penstock.plan.orders import WindowShuffle as WindowShuffle
+from penstock.plan.plan import Batching as Batching
 from penstock.plan.plan import Plan as Plan
-from penstock.plan.segments import Segments as Segments
+from penstock.plan.plan import Segments as Segments
 from penstock.plan.world import World as World

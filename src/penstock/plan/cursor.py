@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.core.errors import OptionError, ResumeError
-from penstock.plan.batch_plan import BatchPlan
+from penstock.plan.plan import Plan
 
 __all__ = ["Cursor", "check_count", "check_state", "is_same", "show_value"]
 
@@ -36,7 +36,7 @@ class Cursor:
     origin: int = 0
     """Positions of the epoch that were done with another batch size, before batch 0."""
 
-    def state(self, plan: BatchPlan) -> dict[str, Any]:
+    def state(self, plan: Plan) -> dict[str, Any]:
         """Return this cursor as plain JSON, with the identity of `plan`."""
         return {
             "version": _VERSION,
@@ -47,7 +47,7 @@ class Cursor:
         }
 
     @classmethod
-    def restore(cls, state: Mapping[str, Any], plan: BatchPlan) -> "Cursor":
+    def restore(cls, state: Mapping[str, Any], plan: Plan) -> "Cursor":
         """Return the cursor saved in `state`; raise ResumeError if it does not belong to `plan`."""
         check_state(state)
         saved, current = state["plan"], plan.identity()

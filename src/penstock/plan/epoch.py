@@ -1,11 +1,11 @@
-"""The batches of one epoch, and the share that one rank makes.
+"""How passes over the data are cut into batches, the batches of one epoch, and the share that one rank makes.
 
 Positions are counted along an endless stream of passes: position p of pass e is e x length + p. A batch is a run of
 consecutive positions. If it crosses the end of a pass (only in cycling segments), its items come from two passes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Literal
 
@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import PlanError
 from penstock.core.index import Index
-from penstock.core.types import Arrangement, Draw, Part, Window
+from penstock.core.types import Arrangement, Draw, Part, Rows, Window
 from penstock.plan.world import World
 
-__all__ = ["ENDLESS", "MOST_CUT", "Epoch", "Passes", "Share", "Tail"]
+__all__ = ["ENDLESS", "MOST_CUT", "Epoch", "Passes", "Share", "Tail", "join_ranges"]
 
 ENDLESS = 1 << 61
 """Beyond every reachable position, and small enough that the sum of two stays below 2**63."""
@@ -26,38 +26,105 @@ Tail = Literal["drop", "short", "pad"]
 
 _Int64s = NDArray[np.int64]
 
-# Positions computed at a time: a permutation of 65,536 costs about 2 ms, of 32 about 0.1 ms. The first ones are fewer,
-# so that the first batch does not wait for those of many others.
-_FIRST_POSITIONS, _POSITIONS_AT_ONCE = 8_192, 65_536
+# The first positions that are computed together are fewer, so that the first batch does not wait for many others.
+_FIRST_POSITIONS = 8_192
 
 # Items of a window in two lanes: which of more are in which lane takes longer than to read them in both.
 MOST_CUT = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
 class Passes:
-    """Endless stream of passes over the data; epochs are cut from it."""
+    """Endless stream of passes over the data, and how each is cut into batches; epochs are cut from it.
 
-    index: Index
-    arrangement: Callable[[int], Arrangement]
-    """Maps the number of a pass to its sequence."""
+    This one has batches of one size. Others override what differs.
 
-    length: int
-    """Positions in one pass."""
+    Parameters
+    ----------
+    arrangement
+        Maps the number of a pass to its sequence.
+    length
+        Positions in one pass.
+    n_batches
+        Batches in one pass, over all ranks.
+    batch_size
+        Positions of the largest batch.
+    """
 
-    n_batches: int
-    """Batches in one pass, over all ranks."""
+    is_even = True
+    """Whether all batches have one size. Others have borders of their own, and repeat their own items as padding."""
 
-    batch_size: int
-    lanes: int
-    tail: Tail
-
-    separate: bool = False
+    separate = False
     """Whether each batch is one read already, so that small ones must not be read together."""
+
+    needs_rows = False
+    """Whether items must be collated by `Pad`, which cuts and packs them as the draws say."""
+
+    n_dropped = 0
+    """Items of the index that no pass visits, because they are too long."""
+
+    positions_at_once = 65_536
+    """Positions computed at a time: a permutation of 65,536 costs about 2 ms, of 32 about 0.1 ms."""
+
+    def __init__(
+        self,
+        index: Index,
+        arrangement: Callable[[int], Arrangement],
+        *,
+        length: int,
+        n_batches: int,
+        batch_size: int,
+        tail: Tail,
+        lanes: int = 1,
+    ) -> None:
+        self.index, self.arrangement, self.length = index, arrangement, length
+        self.n_batches, self.batch_size, self.tail, self.lanes = n_batches, batch_size, tail, lanes
+
+    def borders(self, number: int, batches: _Int64s) -> tuple[_Int64s, _Int64s, _Int64s]:
+        """Return the first place of each batch of pass `number`, the place after its last, and its size if it is full.
+
+        Asked for only if batches are uneven: even ones begin where the epoch says.
+        """
+        raise NotImplementedError
+
+    @property
+    def n_over(self) -> int:
+        """Items of a pass that fill no batch, if batches are uneven."""
+        return 0
+
+    def find_items(self, number: int, places: _Int64s) -> tuple[_Int64s, _Int64s | None, Rows | None]:
+        """Return the items at places of pass `number`, what tells repeats apart, and how much of each is delivered.
+
+        A place may hold several items: rows then say the place of each, counted from 0.
+        """
+        arrangement = self.arrangement(number)
+        visits = None if arrangement.visits is None else arrangement.visits(places)
+        return arrangement.items(places), visits, None
+
+    def divide(self, starts: _Int64s, stops: _Int64s, parts: int) -> list[_Int64s] | None:
+        """Return the positions of batches in `parts` parts, each of which is a batch; None if they are too few."""
+        positions = join_ranges(starts, stops - starts)
+        if len(positions) < parts:
+            return None
+        bounds = (len(positions) * np.arange(parts + 1) // parts).tolist()
+        return [positions[begin:end] for begin, end in pairwise(bounds)]
+
+    def count_tokens(self, draw: Draw) -> tuple[int, int] | None:  # noqa: ARG002
+        """Return the tokens of a batch, and its tokens with the padding; None if lengths are not known."""
+        return None
 
 
 class Epoch:
-    """One epoch (or segment) of a plan: a pure function from batch numbers to draws."""
+    """One epoch (or segment) of a plan: a pure function from batch numbers to draws.
+
+    Parameters
+    ----------
+    first, stop
+        Positions of the epoch. They repeat to pad a batch, and `stop` ends a short one.
+    starts
+        Maps batches to their first positions; not asked for if they are uneven.
+    lane_starts
+        Maps a pass to the places at which lanes begin, ascending: a window that lies in two lanes is cut there.
+    """
 
     def __init__(
         self,
@@ -74,10 +141,8 @@ class Epoch:
         self.n_batches = n_batches
         """Batches in this epoch, over all ranks; exact."""
         self.passes = passes
-        # Positions [first, stop): they repeat to pad a batch, and stop ends a short one.
         self._first, self._stop = first, stop
         self._starts = starts
-        # Places of a pass at which lanes begin, ascending: a window that lies in two lanes is cut there.
         self._lane_starts = lane_starts if self.passes.lanes > 1 else None
         self._windows: dict[tuple[int, int, int], Window] = {}
 
@@ -91,6 +156,8 @@ class Epoch:
         """Items that are in no batch."""
         if self.passes.tail != "drop" or self._stop == ENDLESS:
             return 0
+        if not self.passes.is_even:
+            return self.passes.n_over
         return max(0, self._stop - self._first - self.n_batches * self.passes.batch_size)
 
     def draw(self, batch: int) -> Draw:
@@ -107,82 +174,82 @@ class Epoch:
         With `tail="pad"`, numbers past the end are allowed: such a batch is all padding.
         """
         for numbers in self._group(batches):
-            positions, valid = self.positions(numbers)
-            yield from self._make_draws(numbers, positions, valid)
+            starts, stops, sizes = self.borders(numbers)
+            if self.passes.tail != "pad":
+                counts = stops - starts
+                yield from self._make_draws(numbers, join_ranges(starts, counts), counts)
+                continue
+            positions = join_ranges(starts, sizes)
+            valid = (positions < np.repeat(stops, sizes)) & np.repeat(numbers < self.n_batches, sizes)
+            # Even batches repeat the first items of the epoch.
+            begins, ends = (self._first, self._stop) if self.passes.is_even else _repeat((starts, stops), sizes)
+            repeated = begins + (positions - begins) % np.maximum(ends - begins, 1)
+            positions = np.where(valid, positions, repeated)
+            yield from self._make_draws(numbers, positions, sizes, valid)
 
     def items(self, batches: range) -> Iterator[_Int64s]:
         """Yield the items of `batches`, concatenated, many batches at a time; without padding."""
         for numbers in self._group(batches):
-            positions, valid = self.positions(numbers)
-            passes, places = self._locate(positions[valid])
-            yield self._items(passes, places)[0]
+            starts, stops, _ = self.borders(numbers[numbers < self.n_batches])
+            passes, places = self._locate(join_ranges(starts, stops - starts))
+            yield self._find_items(passes, places)[0]
 
     def _group(self, batches: range) -> Iterator[_Int64s]:
         """Yield the numbers of batches that are computed at a time, more of them each time."""
-        begin, n_positions = 0, _FIRST_POSITIONS
+        most = self.passes.positions_at_once
+        begin, n_positions = 0, min(_FIRST_POSITIONS, most)
         while begin < len(batches):
             end = begin + max(1, n_positions // self.passes.batch_size)
             yield np.asarray(batches[begin:end], np.int64)
-            begin, n_positions = end, min(2 * n_positions, _POSITIONS_AT_ONCE)
+            begin, n_positions = end, min(2 * n_positions, most)
 
-    def positions(self, batches: _Int64s) -> tuple[_Int64s, NDArray[np.bool_]]:
-        """Return the positions of each batch, shape (len(batches), batch_size), and a mask of those that exist."""
+    def borders(self, batches: _Int64s) -> tuple[_Int64s, _Int64s, _Int64s]:
+        """Return the first position of each batch, the position after its last, and its size if it is full."""
+        if not self.passes.is_even:
+            starts, stops, sizes = self.passes.borders(self.number, batches % max(self.n_batches, 1))
+            return self._first + starts, self._first + stops, sizes
         real = batches < self.n_batches
-        starts = np.where(real, self._starts(np.where(real, batches, 0)), self._stop)
-        positions = starts[:, None] + np.arange(self.passes.batch_size)
-        return positions, positions < self._stop
+        begins = np.where(real, self._starts(np.where(real, batches, 0)), self._stop)
+        size = self.passes.batch_size
+        return begins, np.minimum(begins + size, self._stop), np.full(len(batches), size)
 
     def divide(self, first: int, stop: int, parts: int) -> list[_Int64s] | None:
-        """Return the positions of batches `first` … `stop` - 1 in `parts` parts, each of which is a batch.
-
-        None if there are fewer positions than parts.
-        """
-        found, valid = self.positions(np.arange(first, stop))
-        positions = found[valid]
-        if len(positions) < parts:
-            return None
-        bounds = (len(positions) * np.arange(parts + 1) // parts).tolist()
-        return [positions[begin:end] for begin, end in pairwise(bounds)]
+        """Return the positions of batches `first` … `stop` - 1 in `parts` parts; None if they are too few."""
+        starts, stops, _ = self.borders(np.arange(first, stop))
+        return self.passes.divide(starts, stops, parts)
 
     def draw_positions(self, batch: int, positions: _Int64s) -> Draw:
         """Return the draw of any positions that exist, as batch `batch`."""
-        return next(self._make_draws(np.array([batch]), positions[None, :], np.ones((1, len(positions)), np.bool_)))
+        return next(self._make_draws(np.array([batch]), positions, np.array([len(positions)])))
 
-    def _make_draws(self, batches: _Int64s, positions: _Int64s, valid: NDArray[np.bool_]) -> Iterator[Draw]:
-        padded = self.passes.tail == "pad"
-        if padded:
-            wrapped = self._first + (positions - self._stop) % max(self._stop - self._first, 1)
-            positions = np.where(valid, positions, wrapped)
-        # A short batch starts with its valid positions; the rest is computed like any other and cut off.
-        passes, places = self._locate(np.minimum(positions, max(self._stop - 1, 0)))
-        items, visits = self._items(passes, places)
+    def _make_draws(
+        self, batches: _Int64s, positions: _Int64s, counts: _Int64s, valid: NDArray[np.bool_] | None = None
+    ) -> Iterator[Draw]:
+        """Yield the draw of each batch: the next `counts` positions; `valid` is False where they pad it."""
+        passes, places = self._locate(positions)
+        items, visits, rows = self._find_items(passes, places)
         windows = self._window_numbers(passes, places)
         lanes = None if windows is None else self._lane_numbers(passes, places)
-        sizes = [positions.shape[1]] * len(batches) if padded else valid.sum(axis=1).tolist()
-        one_pass = (passes == self.number).all(axis=1).tolist()
-        rows = list(items)  # all at once: less than one by one
-        repeats: Sequence[_Int64s | None] = [None] * len(rows) if visits is None else list(visits)
-        if windows is None and not padded and all(one_pass):
-            for batch, row, size, visit in zip(batches.tolist(), rows, sizes, repeats, strict=True):
-                if size == len(row):
-                    yield Draw(self.number, batch, row, visits=visit)
-                else:
-                    yield Draw(self.number, batch, row[:size], visits=None if visit is None else visit[:size])
-            return
-        for number, batch in enumerate(batches.tolist()):
-            size = sizes[number]
-            epochs = None if one_pass[number] else passes[number, :size]
-            yield Draw(
-                epoch=self.number,
-                batch=batch,
-                items=rows[number][:size],
-                parts=()
-                if windows is None or lanes is None
-                else self._parts(epochs, windows[number, :size], lanes[number, :size], rows[number][:size]),
-                mask=valid[number] if padded else None,
-                epochs=epochs,
-                visits=None if visits is None else visits[number, :size],
-            )
+        elsewhere = passes != self.number
+        is_one_pass = not elsewhere.any()
+        ends = np.concatenate([[0], np.cumsum(counts)])
+        firsts = ends.tolist()
+        if rows is not None:
+            ends = np.searchsorted(rows.numbers, ends)
+            valid = None if valid is None else valid[rows.numbers]
+        for number, (batch, (start, stop)) in enumerate(zip(batches.tolist(), pairwise(ends.tolist()), strict=True)):
+            draw = Draw(self.number, batch, items[start:stop])
+            if visits is not None:
+                draw.visits = visits[start:stop]
+            if valid is not None:
+                draw.mask = valid[start:stop]
+            if rows is not None:
+                draw.rows = _cut_rows(rows, slice(start, stop), firsts[number])
+            if not is_one_pass and elsewhere[start:stop].any():
+                draw.epochs = passes[start:stop]
+            if windows is not None and lanes is not None:
+                draw.parts = self._parts(draw.epochs, windows[start:stop], lanes[start:stop], draw.items)
+            yield draw
 
     def _locate(self, positions: _Int64s) -> tuple[_Int64s, _Int64s]:
         """Return the pass of each position, and its place in that pass."""
@@ -195,25 +262,20 @@ class Epoch:
             return passes, places
         return np.full(positions.shape, first), positions - first * length  # a division takes ten times as long
 
-    def _items(self, passes: _Int64s, places: _Int64s) -> tuple[_Int64s, _Int64s | None]:
-        if passes.size == 0:
-            return np.zeros(passes.shape, np.int64), None
-        first, last = int(passes.min()), int(passes.max())
+    def _find_items(self, passes: _Int64s, places: _Int64s) -> tuple[_Int64s, _Int64s | None, Rows | None]:
+        first, last = (int(passes.min()), int(passes.max())) if passes.size else (self.number, self.number)
         if first == last:
-            arrangement, flat = self.passes.arrangement(first), places.reshape(-1)
-            found = self.passes.index.stored(arrangement.items(flat)).reshape(places.shape)
-            return found, None if arrangement.visits is None else arrangement.visits(flat).reshape(places.shape)
-        items = np.empty(passes.shape, np.int64)
-        visits = np.zeros(passes.shape, np.int64)
-        counted = False
+            items, visits, rows = self.passes.find_items(first, places)
+            return self.passes.index.stored(items), visits, rows
+        items, visits = np.empty(passes.shape, np.int64), np.zeros(passes.shape, np.int64)
+        repeats = False
         for number in range(first, last + 1):
             chosen = passes == number
-            arrangement = self.passes.arrangement(number)
-            items[chosen] = self.passes.index.stored(arrangement.items(places[chosen]))
-            if arrangement.visits is not None:
-                visits[chosen] = arrangement.visits(places[chosen])
-                counted = True
-        return items, visits if counted else None
+            found, of_pass, _ = self.passes.find_items(number, places[chosen])
+            items[chosen] = self.passes.index.stored(found)
+            if of_pass is not None:
+                visits[chosen], repeats = of_pass, True
+        return items, visits if repeats else None, None
 
     def _window_numbers(self, passes: _Int64s, places: _Int64s) -> _Int64s | None:
         """Return the window number of each position; None if the order has no windows."""
@@ -365,3 +427,34 @@ def _join_runs(items: _Int64s) -> _Int64s:
     ends = np.flatnonzero(np.diff(items, append=items[-1] + 2) != 1)
     starts = np.concatenate([[0], ends[:-1] + 1])
     return np.stack([items[starts], items[ends] + 1], axis=1)
+
+
+def _cut_rows(rows: Rows, which: slice, first_row: int) -> Rows:
+    """Return some of the rows, numbered from 0 on."""
+    return replace(
+        rows,
+        numbers=rows.numbers[which] - first_row,
+        begins=rows.begins[which],
+        counts=rows.counts[which],
+        lengths=rows.lengths[which],
+    )
+
+
+def _repeat(borders: tuple[_Int64s, _Int64s], sizes: _Int64s) -> tuple[_Int64s, _Int64s]:
+    return np.repeat(borders[0], sizes), np.repeat(borders[1], sizes)
+
+
+def join_ranges(starts: _Int64s, sizes: _Int64s) -> _Int64s:
+    """Return start, start + 1, … of each range, one after the other.
+
+    Examples
+    --------
+    >>> join_ranges(np.array([5, 0]), np.array([2, 3])).tolist()
+    [5, 6, 0, 1, 2]
+    """
+    if len(sizes) and (sizes == sizes[0]).all():
+        joined: _Int64s = (starts[:, None] + np.arange(int(sizes[0]))).reshape(-1)
+        return joined
+    ends = np.cumsum(sizes)
+    found: _Int64s = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - (ends - sizes), sizes)
+    return found

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.index import Index
-from penstock.plan.batch_plan import BatchPlan
 from penstock.plan.epoch import Epoch
+from penstock.plan.plan import Plan
 
 __all__ = ["access_map", "find_plan", "plan_facts"]
 
@@ -19,24 +19,24 @@ _MAX_CHARACTERS = 400
 _MAX_DEPTH = 4  # of loaders that wrap loaders
 
 
-def find_plan(loader: Any) -> BatchPlan | None:
+def find_plan(loader: Any) -> Plan | None:
     """Return the plan of a Penstock loader, also if other loaders wrap it; None if there is none."""
     for _ in range(_MAX_DEPTH):
         for name in ("plan", "segments"):
             found = getattr(loader, name, None)
-            if isinstance(found, BatchPlan):
+            if isinstance(found, Plan):
                 return found
             # WebDatasetLoader.plan is a method: it takes a batch size, because the loader yields single samples.
             if name == "plan" and callable(found) and hasattr(loader, "get_state"):
                 plan = found(1)
-                return plan if isinstance(plan, BatchPlan) else None
+                return plan if isinstance(plan, Plan) else None
         loader = getattr(loader, "loader", None)
         if loader is None:
             return None
     return None
 
 
-def plan_facts(plan: BatchPlan, source: Any = None) -> dict[str, Any]:
+def plan_facts(plan: Plan, source: Any = None) -> dict[str, Any]:
     """Return facts about a plan as plain JSON: its identity, order hash, and the mixing and access map of epoch 0.
 
     Parameters
@@ -50,7 +50,7 @@ def plan_facts(plan: BatchPlan, source: Any = None) -> dict[str, Any]:
         "description": _describe_plan(identity)[:_MAX_CHARACTERS],
         "identity": {name: str(value)[:_MAX_CHARACTERS] for name, value in identity.items()},
         "seed": int(plan.seed),
-        "batch_size": int(plan.batch_size),
+        "batch_size": int(plan.passes.batch_size),
         "n_batches": int(plan.epoch(0).n_batches),
         # The hash visits every item.
         "order_hash": plan.order_hash() if len(plan.index) <= _MAX_HASHED_ITEMS else None,
@@ -64,13 +64,13 @@ def plan_facts(plan: BatchPlan, source: Any = None) -> dict[str, Any]:
     }
 
 
-def access_map(plan: BatchPlan, source: Any = None) -> dict[str, Any]:
+def access_map(plan: Plan, source: Any = None) -> dict[str, Any]:
     """Return positions of epoch 0 and the items there: all of them, or a few thousand, evenly spaced.
 
     Items are numbered as in the source. `borders` are the first items of all shards (or chunks) but the first; None if
     there are too many to plot.
     """
-    epoch, size = plan.epoch(0), plan.batch_size
+    epoch, size = plan.epoch(0), plan.passes.batch_size
     n_batches = epoch.n_batches
     batches = np.unique(np.linspace(0, max(0, n_batches - 1), min(n_batches, _MAX_BATCHES)).astype(np.int64))
     points_per_batch = max(1, _MAX_POINTS // max(1, len(batches)))
@@ -98,7 +98,8 @@ def access_map(plan: BatchPlan, source: Any = None) -> dict[str, Any]:
 def _n_padded(epoch: Epoch) -> int:
     """Return how many places of batches have no item: those after the last item, in the last batches."""
     last = np.arange(max(0, epoch.n_batches - _MAX_BATCHES), epoch.n_batches)
-    return int((~epoch.positions(last)[1]).sum())
+    starts, stops, _ = epoch.borders(last)
+    return int((epoch.passes.batch_size - (stops - starts)).sum())
 
 
 def _find_borders(index: Index, source: Any) -> tuple[str, int, list[int] | None]:

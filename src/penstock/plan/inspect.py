@@ -3,8 +3,8 @@
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,73 +18,10 @@ from penstock.plan.costs import EpochCosts, estimate_costs
 from penstock.plan.epoch import Epoch, Passes
 from penstock.plan.world import slots
 
-__all__ = ["Inspectable", "Mixing", "explain_batch", "hash_order", "measure_mixing"]
+__all__ = ["Mixing", "explain_batch", "hash_order", "measure_mixing"]
 
 
 _WAVES = 16  # independent measures of where a batch lies in storage; 16 reduce the noise of 128 batches to about 3 %
-
-
-class Inspectable(Protocol):
-    """A plan: its epochs, and what it can say about them without any data."""
-
-    def epoch(self, number: int, origin: int = 0) -> Epoch:
-        """Return epoch `number`, from position `origin` on."""
-
-    @property
-    def needs_rows(self) -> bool:
-        """Whether items must be collated by `Pad`, which cuts and packs them as the draws say."""
-        return False
-
-    @property
-    def n_dropped(self) -> int:
-        """Items of the index that no epoch visits, because they are too long."""
-        return 0
-
-    def explain(
-        self, batch: int, epoch: int = 0, *, most_items: int | None = 8, keys: Sequence[Any] | None = None
-    ) -> str:
-        """Return a description of batch `batch` of `epoch`.
-
-        Parameters
-        ----------
-        most_items
-            Items that are listed; None: all.
-        keys
-            What each item of the source is called, shown beside its number: `source.columns("metadata.sample_id")`.
-        """
-        return explain_batch(self.epoch(epoch), batch, most_items=most_items, keys=keys)
-
-    def order_hash(self, epoch: int = 0) -> str:
-        """Return a short hash of the whole order of `epoch`; equal orders have equal hashes. Visits every item."""
-        return hash_order(self.epoch(epoch))
-
-    def mixing(
-        self,
-        epoch: int = 0,
-        max_batches: int = 1024,
-        *,
-        stored_bytes: int | None = None,
-        cache_bytes: int | None = None,
-    ) -> "Mixing":
-        """Measure how well `epoch` is shuffled and what it costs to read.
-
-        Parameters
-        ----------
-        stored_bytes
-            Bytes of all items in the source (`source.stored_bytes`): adds what an epoch downloads from a URL, or would.
-        cache_bytes
-            What a cache keeps of them; None: nothing.
-        """
-        found = self.epoch(epoch)
-        mixing = measure_mixing(found, max_batches)
-        if stored_bytes is None:
-            if cache_bytes is not None:
-                raise OptionError(f"cache_bytes={cache_bytes} needs stored_bytes, such as source.stored_bytes.")
-            return mixing
-        check_integer("stored_bytes", stored_bytes, at_least=0)
-        kept = check_integer("cache_bytes", 0 if cache_bytes is None else cache_bytes, at_least=0)
-        number = found.first_pass
-        return replace(mixing, costs=estimate_costs(found.passes, number, stored_bytes=stored_bytes, cache_bytes=kept))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +51,7 @@ class Mixing:
 
 
 def explain_batch(epoch: Epoch, batch: int, *, most_items: int | None = 8, keys: Sequence[Any] | None = None) -> str:
-    """Return a description of batch `batch` of `epoch`; see `Inspectable.explain`."""
+    """Return a description of batch `batch` of `epoch`; see `Plan.explain`."""
     draw = epoch.draw(batch)
     items = _format_items(draw.items, most_items, keys)
     sentences = [f"Batch {batch} of {epoch.n_batches} in epoch {epoch.number}: {count(len(draw), 'item')}, {items}."]
@@ -132,6 +69,10 @@ def explain_batch(epoch: Epoch, batch: int, *, most_items: int | None = 8, keys:
         sentences.append(f"{int((~draw.mask).sum())} of them pad the batch (mask False).")
     if draw.epochs is not None and len(draw) and draw.epochs.min() != draw.epochs.max():
         sentences.append(f"The batch crosses the end of pass {draw.epochs.min()}.")
+    tokens = epoch.passes.count_tokens(draw)
+    if tokens is not None:
+        share = f"{1 - tokens[0] / tokens[1]:.1%} padding" if tokens[1] else "no padding"
+        sentences.append(f"It has {tokens[0]} tokens, {tokens[1]} with the padding: {share}.")
     return " ".join(sentences)
 
 
@@ -151,18 +92,33 @@ def hash_order(epoch: Epoch) -> str:
     return digest.hexdigest()
 
 
-def measure_mixing(epoch: Epoch, max_batches: int) -> Mixing:
-    """Measure the batches of `epoch`, or the first `max_batches` of them."""
-    count = min(epoch.n_batches, max_batches)
-    draws = list(epoch.draws(range(count)))
+def measure_mixing(epoch: Epoch, max_batches: int, *, stored_bytes: int | None, cache_bytes: int | None) -> Mixing:
+    """Measure the batches of `epoch`, or the first `max_batches` of them; see `Plan.mixing`."""
+    if stored_bytes is None and cache_bytes is not None:
+        raise OptionError(f"cache_bytes={cache_bytes} needs stored_bytes, such as source.stored_bytes.")
+    costs = None
+    if stored_bytes is not None:
+        check_integer("stored_bytes", stored_bytes, at_least=0)
+        kept = check_integer("cache_bytes", 0 if cache_bytes is None else cache_bytes, at_least=0)
+        costs = estimate_costs(epoch.passes, epoch.first_pass, stored_bytes=stored_bytes, cache_bytes=kept)
+    draws = list(epoch.draws(range(min(epoch.n_batches, max_batches))))
     delivered = sum(len(draw) for draw in draws)
+    padding = _measure_padding(epoch.passes, draws)
     if not delivered:
-        return Mixing(0.0, 0.0, 0)
+        return Mixing(0.0, 0.0, 0, costs, padding)
     if draws[0].parts:
-        cost = _window_cost(epoch.passes, draws[0].parts[0].window.epoch, max_batches)
+        amplification = _window_cost(epoch.passes, draws[0].parts[0].window.epoch, max_batches)
     else:
-        cost = sum(_chunk_items(draw.items, epoch.passes.index) for draw in draws) / delivered
-    return Mixing(_score(draws, epoch.passes), cost, count)
+        amplification = sum(_chunk_items(draw.items, epoch.passes.index) for draw in draws) / delivered
+    return Mixing(_score(draws, epoch.passes), amplification, len(draws), costs, padding)
+
+
+def _measure_padding(passes: Passes, draws: list[Draw]) -> float | None:
+    counts = [found for draw in draws if (found := passes.count_tokens(draw)) is not None]
+    if not counts:
+        return None
+    tokens, padded = (sum(each) for each in zip(*counts, strict=True))
+    return 1 - tokens / padded if padded else 0.0
 
 
 def _score(draws: list[Draw], passes: Passes) -> float:

@@ -4,10 +4,8 @@
 """
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,17 +14,16 @@ from penstock.core.checks import check_integer
 from penstock.core.errors import PlanError
 from penstock.core.index import Index
 from penstock.core.seeds import key_for, subkeys
-from penstock.core.types import Arrangement, Draw, Span, Windows
-from penstock.plan.batch_plan import EpochPlace
-from penstock.plan.epoch import Epoch, Passes, Tail
-from penstock.plan.inspect import Inspectable
+from penstock.core.types import Arrangement, Span, Windows
+from penstock.plan.epoch import Passes
 from penstock.plan.orders import RandomChunks
 from penstock.plan.permute import permute
-from penstock.plan.plan import Plan
+from penstock.plan.plan import Batching, Plan
 
-__all__ = ["ListedChunks", "PartitionChunks", "WindowBatches", "WindowOrder"]
+__all__ = ["ListedChunks", "PartitionChunks", "WholeWindows", "WindowBatches", "WindowOrder", "WindowPasses"]
 
 _Int64s = NDArray[np.int64]
+_NONE = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +128,72 @@ def _arrange_windows(starts: _Int64s, stops: _Int64s, *, overlap: bool = False) 
 
 
 @dataclass(frozen=True)
-class WindowBatches(Inspectable):
-    """A plan whose batches are the windows of an order: each is one span of items, read in one read.
+class WholeWindows(Batching):
+    """Batch n is window n of the order, whatever its length: one span of items, read in one read."""
+
+    def cut(self, plan: Plan) -> "WindowPasses":
+        """Return the passes of a plan; raise PlanError if its order has no windows of consecutive items."""
+        return WindowPasses(plan)
+
+    def describe(self, plan: Plan) -> str:
+        """Return the order, and that its windows are batches."""
+        return f"WindowBatches({plan.order!r})"
+
+
+class WindowPasses(Passes):
+    """Passes whose batches are windows. These are not kept in memory for the next batch."""
+
+    is_even = False
+    separate = True
+
+    def __init__(self, plan: Plan) -> None:
+        if not isinstance(plan.order, WindowOrder) or getattr(plan.order, "shuffle", False):
+            raise PlanError(f"order must have windows of consecutive items, as RandomChunks(4), got {plan.order!r}.")
+        self._plan = plan
+        super().__init__(
+            plan.index,
+            self._arrange,
+            length=plan.arrangement(0).length,
+            n_batches=self.windows(0).count,
+            batch_size=max(1, min(plan.order.size, len(plan.index))),
+            tail=plan.tail,
+        )
+
+    def span(self, number: int, batch: int) -> Span:
+        """Return the items of batch `batch` of pass `number`."""
+        ((start, stop),) = self.windows(number).spans(batch).tolist()
+        return Span(start, stop)
+
+    def windows(self, number: int) -> Windows:
+        """Return the windows of pass `number`."""
+        found = self._plan.arrangement(number).windows
+        assert found is not None, "all of these orders have windows"
+        return found
+
+    def borders(self, number: int, batches: _Int64s) -> tuple[_Int64s, _Int64s, _Int64s]:
+        """Return the first place of each batch, the place after its last, and its size."""
+        first_places = self.windows(number).starts
+        starts, stops = first_places(batches), first_places(batches + 1)
+        return starts, stops, stops - starts
+
+    def find_items(self, number: int, places: _Int64s) -> tuple[_Int64s, _Int64s | None, None]:
+        """Return the items of whole windows, and the numbers of the windows if these may overlap."""
+        windows, items, visits, at = self.windows(number), [_NONE], [_NONE], 0
+        while at < len(places):
+            window = int(windows.numbers(places[at : at + 1])[0])
+            span = self.span(number, window)
+            items.append(np.arange(span.start, span.stop))
+            visits.append(np.full(len(span), window))
+            at += len(span)
+        repeats = self._plan.arrangement(number).visits is not None
+        return np.concatenate(items), np.concatenate(visits) if repeats else None, None
+
+    def _arrange(self, number: int) -> Arrangement:
+        return replace(self._plan.arrangement(number), windows=None)
+
+
+def WindowBatches(index: Index, order: WindowOrder, seed: int = 0) -> Plan:  # noqa: N802  # a kind of plan
+    """Return a plan whose batches are the windows of an order: each is one span of items, read in one read.
 
     Windows may differ in length.
 
@@ -142,119 +203,4 @@ class WindowBatches(Inspectable):
     >>> [plan.epoch(0).draw(n).items.tolist() for n in range(plan.n_batches)]
     [[2, 3, 4], [0, 1]]
     """
-
-    index: Index
-    order: WindowOrder
-    seed: int = 0
-    lanes: ClassVar[int] = 1
-    tail: ClassVar[Tail] = "drop"
-    epochs_per_pass: ClassVar[int] = 1
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.order, WindowOrder) or getattr(self.order, "shuffle", False):
-            raise PlanError(f"order must have windows of consecutive items, as RandomChunks(4), got {self.order!r}.")
-        self.windows(0)  # checks the other arguments
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return WindowBatches, (self.index, self.order, self.seed)
-
-    @cached_property
-    def _plan(self) -> Plan:
-        """The same items in the same order; checks the arguments and keeps the last arrangements."""
-        return Plan(self.index, self.order, self.batch_size, self.seed, tail=self.tail)
-
-    @property
-    def batch_size(self) -> int:
-        """Items in the largest window."""
-        return max(1, min(self.order.size, len(self.index)))
-
-    @property
-    def length(self) -> int:
-        """Items in all windows of an epoch."""
-        return self._plan.length
-
-    @cached_property
-    def n_batches(self) -> int:
-        """Windows in an epoch, over all ranks."""
-        return self.windows(0).count
-
-    @cached_property
-    def passes(self) -> Passes:
-        """The epochs, one after the other. Windows are batches, not kept in memory for the next one."""
-        sizes = (self.length, self.n_batches, self.batch_size)
-        return Passes(self.index, self._arrangement, *sizes, self.lanes, self.tail, separate=True)
-
-    def epoch(self, number: int, origin: int = 0) -> Epoch:
-        """Return epoch `number`."""
-        if number < 0 or origin:
-            raise PlanError(f"epoch must be >= 0 and origin must be 0, got epoch {number}, origin {origin}.")
-        return _WindowEpoch(self, number)
-
-    def span(self, epoch: int, batch: int) -> Span:
-        """Return the items of batch `batch` of `epoch`."""
-        ((start, stop),) = self.windows(epoch).spans(batch).tolist()
-        return Span(start, stop)
-
-    def windows(self, epoch: int) -> Windows:
-        """Return the windows of `epoch`."""
-        found = self._plan.arrangement(epoch).windows
-        assert found is not None, "all of these orders have windows"
-        return found
-
-    def locate(self, epoch: int) -> EpochPlace:
-        """Return where `epoch` lies in the passes over the data."""
-        return self._plan.locate(epoch)
-
-    def identity(self) -> dict[str, str | int]:
-        """Return, by name, everything that the order of items depends on."""
-        return {**self._plan.identity(), "order": f"WindowBatches({self.order!r})"}
-
-    def with_batches(self, batch_size: int, tail: Tail) -> "WindowBatches":  # noqa: ARG002
-        """Return this plan: its batches are as large as the windows."""
-        return self
-
-    def with_windows(self) -> "WindowBatches":
-        """Return this plan: each of its batches is a window."""
-        return self
-
-    def convert_position(self, before: "WindowBatches", *, epoch: int, batch: int, origin: int) -> tuple[int, int]:  # noqa: ARG002
-        """Return the same position: it counts windows, whatever their size."""
-        return batch, origin
-
-    def _arrangement(self, epoch: int) -> Arrangement:
-        return replace(self._plan.arrangement(epoch), windows=None)
-
-
-class _WindowEpoch(Epoch):
-    """The windows of one epoch."""
-
-    def __init__(self, plan: WindowBatches, number: int) -> None:
-        first = number * plan.length
-        self._plan, self._borders = plan, plan.windows(number).starts
-        super().__init__(
-            plan.passes,
-            number,
-            first=first,
-            stop=first + plan.length,
-            n_batches=plan.n_batches,
-            starts=lambda batches: first + self._borders(batches),
-        )
-
-    def draws(self, batches: range) -> Iterator[Draw]:
-        """Yield the draws of `batches`."""
-        repeats = self.passes.arrangement(self.number).visits is not None
-        for batch in batches:
-            span = self._plan.span(self.number, batch)
-            items = self.passes.index.stored(np.arange(span.start, span.stop))
-            # An item comes once in a window; in windows that overlap, the number of the window tells its visits apart.
-            visits = np.broadcast_to(np.int64(batch), len(span)) if repeats else None
-            yield Draw(self.number, batch, items, visits=visits)
-
-    def items(self, batches: range) -> Iterator[_Int64s]:
-        """Yield the items of each batch."""
-        return (draw.items for draw in self.draws(batches))
-
-    def positions(self, batches: _Int64s) -> tuple[_Int64s, NDArray[np.bool_]]:
-        """Return the positions of each batch, shape (len(batches), batch_size), and a mask of those that exist."""
-        positions, _ = super().positions(batches)
-        return positions, positions < self._first + self._borders(batches + 1)[:, None]
+    return Plan(index, order, WholeWindows(), seed, tail="drop")

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from penstock.core.protocols import Source
 from penstock.files.machine import this_machine
-from penstock.plan.batch_plan import BatchPlan
+from penstock.plan.plan import Plan
 from penstock.run.options import RunOptions
 
 __all__ = ["Pages", "decide_pages"]
@@ -46,7 +46,7 @@ class Pages:
     item_bytes: int = 1
     """Size of an item, approximately."""
 
-    plan: BatchPlan | None = None
+    plan: Plan | None = None
     """Says what the next epoch needs first; None: nothing is given back."""
 
     kept_items: int = 0
@@ -60,7 +60,7 @@ class Pages:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_first": {}}
 
-    def set_plan(self, plan: BatchPlan) -> None:
+    def set_plan(self, plan: Plan) -> None:
         """Keep what the epochs of another plan need first."""
         if self.plan is not None:
             self.plan = plan
@@ -96,7 +96,7 @@ class Pages:
         return found
 
 
-def decide_pages(source: Source, plan: BatchPlan, options: RunOptions) -> Pages:
+def decide_pages(source: Source, plan: Plan, options: RunOptions) -> Pages:
     """Return what to read ahead and to give back, by the size of the dataset and the memory that is available now."""
     can_prepare, can_release = hasattr(source, "prepare"), hasattr(source, "release")
     if not len(plan.index) or not (can_prepare or can_release):

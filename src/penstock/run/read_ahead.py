@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from penstock.core.protocols import Source
 from penstock.core.types import Draw, Window
-from penstock.plan.batch_plan import BatchPlan
 from penstock.plan.cursor import Cursor
+from penstock.plan.plan import Plan
 from penstock.plan.world import World
 from penstock.run.pages import Pages
 
@@ -222,7 +222,7 @@ class _Teller:
             self._tell(*asked)
 
 
-def draws_into_next_epoch(plan: BatchPlan, world: World, start: Cursor, step: int) -> Iterator[Draw]:
+def draws_into_next_epoch(plan: Plan, world: World, start: Cursor, step: int) -> Iterator[Draw]:
     """Yield the draws of a rank from a step on, counted from `start`, and on into the next epoch."""
     share = plan.epoch(start.epoch, start.origin).share(world, start.batch)
     few = min(step + _FIRST_STEPS, share.n_steps)  # often no more are needed, and thousands are worked out at once
@@ -231,7 +231,7 @@ def draws_into_next_epoch(plan: BatchPlan, world: World, start: Cursor, step: in
     yield from plan.epoch(start.epoch + 1).share(world).draws()
 
 
-def choose_told_plan(source: Source, plan: BatchPlan, pages: Pages, *, processes: int) -> BatchPlan:
+def choose_told_plan(source: Source, plan: Plan, pages: Pages, *, processes: int) -> Plan:
     """Return the plan whose draws a source is told: with windows, also if they are not held in memory.
 
     Then what a window needs of a remote source is known before its first item is, and comes with few requests. Not if

@@ -17,8 +17,7 @@ from penstock.plan.mixed.order import Mixed, MixedPart
 from penstock.plan.mixed.schedule import Schedule
 from penstock.plan.mixed.weights import MAX_PERIOD, count_weights
 from penstock.plan.orders import Sequential, Shuffle, WindowShuffle
-from penstock.plan.plan import Plan
-from penstock.plan.segments import Segments
+from penstock.plan.plan import Plan, Segments
 
 many_weights = st.lists(st.integers(1, 60) | st.integers(1, 900), min_size=1, max_size=9).map(tuple)
 

@@ -18,8 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from penstock.core.errors import LoaderError, ResumeError
 from penstock.feed.loader import Loader
 from penstock.plan.orders import Shuffle
-from penstock.plan.plan import Plan
-from penstock.plan.segments import Segments
+from penstock.plan.plan import Plan, Segments
 from penstock.plan.world import World
 from penstock.recipes.cellmap.loader import CellMapDataLoader
 from penstock.recipes.chunked.loader import ChunkedDataLoader

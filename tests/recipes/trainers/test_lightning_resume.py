@@ -15,8 +15,7 @@ from torch.utils.data import DistributedSampler, TensorDataset
 from penstock.core.errors import LoaderError, ResumeError
 from penstock.feed.loader import Loader
 from penstock.plan.orders import Sequential, Shuffle
-from penstock.plan.plan import Plan
-from penstock.plan.segments import Segments
+from penstock.plan.plan import Plan, Segments
 from penstock.recipes.cellmap.loader import CellMapDataLoader
 from penstock.recipes.chunked.datasets import ChunkedSequenceDataset
 from penstock.recipes.chunked.loader import ChunkedDataLoader
@@ -115,7 +114,7 @@ def chunks(**loader: Any) -> PenstockDataModule:
 
 def native(train_length: int | None, workers: int = 0) -> PenstockDataModule:
     train, val = ArraySource({"x": TRAIN}), ArraySource({"x": VAL})
-    plan: Plan | Segments = Plan(train.index, Shuffle(), batch_size=2, seed=5, tail="drop")
+    plan: Plan = Plan(train.index, Shuffle(), batch_size=2, seed=5, tail="drop")
     if train_length is not None:
         plan = Segments(plan, train_length)
     order = Segments(Plan(val.index, Sequential(), batch_size=2, tail="short"), 2)

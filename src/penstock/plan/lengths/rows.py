@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.lengths import LengthTable
+from penstock.plan.epoch import join_ranges
 
-__all__ = ["PackRows", "Pieces", "SplitRows", "join_ranges"]
+__all__ = ["PackRows", "Pieces", "SplitRows"]
 
 _Int64s = NDArray[np.int64]
 
@@ -150,16 +151,3 @@ def _pack(counts: _Int64s, room: int) -> list[_Group]:
             put((n_rows, (*content, (unit, copies))), units - copies * unit)
             left -= n_rows * copies
     return [group for units in rooms for group in free[units]]
-
-
-def join_ranges(starts: _Int64s, sizes: _Int64s) -> _Int64s:
-    """Return start, start + 1, … of each range, one after the other.
-
-    Examples
-    --------
-    >>> join_ranges(np.array([5, 0]), np.array([2, 3])).tolist()
-    [5, 6, 0, 1, 2]
-    """
-    ends = np.cumsum(sizes)
-    found: _Int64s = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - (ends - sizes), sizes)
-    return found

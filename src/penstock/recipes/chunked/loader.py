@@ -21,8 +21,7 @@ from penstock.feed.torch_options import TorchOptions, refuse_keywords
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import Share, Tail
 from penstock.plan.orders import Sequential, Shuffle
-from penstock.plan.plan import Plan
-from penstock.plan.segments import Segments
+from penstock.plan.plan import Plan, Segments
 from penstock.plan.world import World
 
 __all__ = ["ChunkedDataLoader", "ChunkedSampler"]
@@ -152,7 +151,7 @@ class ChunkedSampler(Sampler[int]):
         if not share.n_steps:
             return 0
         last = share.draw(share.n_steps - 1)
-        return (share.n_steps - 1) * self.segments.batch_size + len(last.items)
+        return (share.n_steps - 1) * self.segments.passes.batch_size + len(last.items)
 
     @property
     def n_batches(self) -> int:
@@ -180,7 +179,7 @@ class ChunkedSampler(Sampler[int]):
                 _LOG.warning(
                     "%s of %s batches of each chunk are left out, because %s ranks cannot share them equally. "
                     "Use a chunk_size that is divisible by the number of ranks.",
-                    left_out, self.segments.length, self.world.size,
+                    left_out, self.segments.segment, self.world.size,
                 )  # fmt: skip
 
 
@@ -275,7 +274,7 @@ class ChunkedDataLoader(DataLoader[Any]):
     @property
     def chunk_size(self) -> int | None:
         """Batches per chunk; None without chunks."""
-        return None if self.chunked is None else self.chunked.segments.length
+        return None if self.chunked is None else self.chunked.segments.segment
 
     @property
     def is_chunked(self) -> bool:
@@ -315,7 +314,7 @@ class ChunkedDataLoader(DataLoader[Any]):
         return self._sampler().world
 
     @property
-    def segments(self) -> Segments:
+    def segments(self) -> Plan:
         """The plan: the items of each batch of each chunk."""
         return self._sampler().segments
 

@@ -212,7 +212,7 @@ class PipelineChunkLoader(ChunkStream):
 
     def memory_estimate(self) -> MemoryEstimate:
         """Return the bytes that streaming takes; LoaderError before the first epoch."""
-        if self._plan.order is _NOT_LISTED:
+        if self._loader.plan.order is _NOT_LISTED:
             raise LoaderError("The length of the chunks is not known yet. Call start_epoch() before memory_estimate().")
         return super().memory_estimate()
 

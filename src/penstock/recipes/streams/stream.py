@@ -13,7 +13,8 @@ from penstock.feed.loader import Loader
 from penstock.feed.memory import MemoryEstimate
 from penstock.observe.timing import Timings
 from penstock.plan.cursor import Cursor, check_count, is_same, show_value
-from penstock.plan.window_batches import WindowBatches, WindowOrder
+from penstock.plan.plan import Plan
+from penstock.plan.window_batches import WindowBatches, WindowOrder, WindowPasses
 from penstock.plan.world import World
 from penstock.recipes.streams.rows import ABSENT, FunctionRows
 from penstock.recipes.streams.sampling import set_default_generator
@@ -96,15 +97,13 @@ class ChunkStream:
         self._about: dict[str, Any] = {"version": 1, "seed": self._seed}  # what a state must agree with
 
     @property
-    def _plan(self) -> WindowBatches:
-        plan = self._loader.plan
-        assert isinstance(plan, WindowBatches), "the loader is given no other"
-        return plan
+    def _chunks(self) -> WindowPasses:
+        return _windows_of(self._loader.plan)
 
     def _begin(self, order: WindowOrder) -> None:
         """Start the next epoch, or the rest of the one in a loaded state, with the windows of `order`."""
         plan, position = WindowBatches(self._index, order, self._seed), self._loader.position
-        self._check_budget(plan)
+        self._check_budget(_windows_of(plan))
         if self._batches is not None:
             self._batches.end("another epoch began")  # before anything of the new one is counted
         position.leave_begun()
@@ -114,7 +113,7 @@ class ChunkStream:
                 f"This epoch must have more than the {start.batch} chunks that were delivered before the state was "
                 f"saved, got {plan.n_batches}. Start it with as many chunks as then."
             )
-        if plan != self._plan:
+        if plan != self._loader.plan:
             self._loader.set_plan(plan)
         position.go_to(start)
         self._watch.start()
@@ -140,7 +139,7 @@ class ChunkStream:
             return None
         number = place.batch + self._loader.world.rank  # each step is a chunk on every rank
         chunk = Chunk(None if name.startswith(ABSENT) else array for name, array in found.items())
-        span = self._plan.span(place.epoch, number)
+        span = self._chunks.span(place.epoch, number)
         chunk.start, chunk.stop, chunk.index = span.start, span.stop, number
         key = key_for(self._seed, "batches", place.epoch, number)
         chunk.generator = torch.Generator(self._device).manual_seed(key >> 1)
@@ -189,14 +188,14 @@ class ChunkStream:
 
         The arrays that `load_fn` returns are its own, and not counted.
         """
-        return self._estimate(self._plan)
+        return self._estimate(self._chunks)
 
-    def _estimate(self, plan: WindowBatches) -> MemoryEstimate:
+    def _estimate(self, chunks: WindowPasses) -> MemoryEstimate:
         if isinstance(self._source, FunctionRows):
-            row_bytes = self._source.count_row_bytes(plan.span(0, 0).start)
+            row_bytes = self._source.count_row_bytes(chunks.span(0, 0).start)
         else:
             row_bytes = sum(field.item_bytes or field.typical_bytes or 0 for field in self._source.fields.values())
-        chunk_bytes = row_bytes * plan.batch_size
+        chunk_bytes = row_bytes * chunks.batch_size
         ahead, kind = self._loader.options.device_ahead, self._device.type
         # Chunks read ahead, and those of the consumer: while it asks for the next one, its loop still holds the last.
         # With a device: chunks being copied there.
@@ -207,11 +206,11 @@ class ChunkStream:
         held = prefetch + with_consumer
         return MemoryEstimate(chunk_bytes, held, 0, 0, on_device * chunk_bytes)
 
-    def _check_budget(self, plan: WindowBatches) -> None:
+    def _check_budget(self, chunks: WindowPasses) -> None:
         """Raise OptionError if the stream needs more memory than its limits allow."""
         if self._budget == (None, None):
             return
-        estimate = self._estimate(plan)
+        estimate = self._estimate(chunks)
         needed = (estimate.host_bytes, estimate.device_bytes)
         for name, need, limit in zip(("memory_bytes", "device_bytes"), needed, self._budget, strict=True):
             if limit is not None and need > limit:
@@ -233,3 +232,8 @@ class ChunkStream:
 
     def __exit__(self, *_: object) -> None:
         self.cleanup()
+
+
+def _windows_of(plan: Plan) -> WindowPasses:
+    assert isinstance(plan.passes, WindowPasses), "the loader is given no other"
+    return plan.passes

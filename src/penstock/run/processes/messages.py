@@ -15,8 +15,8 @@ import numpy as np
 
 from penstock.core.errors import OptionError, WorkerError
 from penstock.core.transfers import Transfers
-from penstock.plan.batch_plan import BatchPlan
 from penstock.plan.cursor import Cursor
+from penstock.plan.plan import Plan
 from penstock.plan.world import World
 from penstock.run.make_batch import BatchMaker
 from penstock.run.processes.ring import Packed
@@ -42,7 +42,7 @@ class Request(NamedTuple):
 class NewPlan(NamedTuple):
     """The plan of all requests that follow."""
 
-    plan: BatchPlan
+    plan: Plan
 
 
 class Answer(NamedTuple):
@@ -95,7 +95,7 @@ class RemoteError(NamedTuple):
 class Specification:
     """All that a worker needs. On its way to a process that is not forked, it stays pickled until `unpickle`."""
 
-    plan: BatchPlan
+    plan: Plan
     world: World
     maker: BatchMaker
     method: str

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from penstock.core.seeds import key_for
 from penstock.core.transfers import Transfers
 from penstock.core.types import Block
-from penstock.plan.batch_plan import BatchPlan
+from penstock.plan.plan import Plan
 from penstock.plan.world import World
 from penstock.run.make_batch import BatchMaker
 from penstock.run.options import RunOptions
@@ -43,7 +43,7 @@ class WorkerPool:
 
     def __init__(
         self,
-        plan: BatchPlan,
+        plan: Plan,
         world: World,
         maker: BatchMaker,
         *,

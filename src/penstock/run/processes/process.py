@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from penstock.core.errors import WorkerError
-from penstock.plan.batch_plan import BatchPlan
+from penstock.plan.plan import Plan
 from penstock.run.processes.messages import Answer, NewPlan, Request, Specification
 from penstock.run.processes.ring import IDLE, STARTING, Ring
 from penstock.run.processes.worker import WorkerPlace, run_worker
@@ -117,7 +117,7 @@ class WorkerProcess:
         """The request that it works on."""
         return self.requests.get(int(self._board[0])) if self._board[0] != IDLE else None
 
-    def send(self, request: Request, plan: BatchPlan) -> bool:
+    def send(self, request: Request, plan: Plan) -> bool:
         """Send a request; return False if the process is dead. `plan` goes first if the process has another one."""
         try:
             if plan is not self.plan:

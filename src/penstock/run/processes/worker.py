@@ -20,9 +20,9 @@ from torch.utils.data._utils import worker as torch_worker
 
 from penstock.core.transfers import Transfers
 from penstock.core.types import Draw
-from penstock.plan.batch_plan import BatchPlan
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import Share
+from penstock.plan.plan import Plan
 from penstock.plan.world import World
 from penstock.run.make_batch import Failure
 from penstock.run.processes.messages import Answer, NewPlan, RemoteError, Request, Specification
@@ -140,7 +140,7 @@ class _Worker:
         request: Request | NewPlan = self._pipe.recv()
         return request
 
-    def _answer(self, request: Request, plan: BatchPlan, world: World) -> Answer:
+    def _answer(self, request: Request, plan: Plan, world: World) -> Answer:
         records: list[tuple[str, float, int]] = []
         slot, layout = Slot(self._ring.slot_memory(request.slot)), self._maker.layout
         lend = (lambda n_items: slot.lend(layout, n_items)) if layout is not None else None
@@ -166,7 +166,7 @@ class _Worker:
         before, self._transfers = self._transfers, Transfers.of(self._maker.source)
         return None if before is None or self._transfers is None else self._transfers - before
 
-    def _find_read_ahead(self, plan: BatchPlan, world: World, start: Cursor) -> ReadAhead:
+    def _find_read_ahead(self, plan: Plan, world: World, start: Cursor) -> ReadAhead:
         """Return what tells the source about the steps after `start`; each worker tells its part of them."""
         if self._read_ahead is None or self._read_ahead[0] != (id(plan), start):
             part, source, pages = (self._place.number, self._place.workers), self._maker.source, self._maker.pages
@@ -190,7 +190,7 @@ class _Draws:
         self._start: Cursor | None = None
         self._next = 0
 
-    def share_of(self, plan: BatchPlan, world: World, start: Cursor) -> Share:
+    def share_of(self, plan: Plan, world: World, start: Cursor) -> Share:
         """Return the share of this rank in the epoch of `start`, from there on."""
         if self._start != start:
             self._start, self._draws = start, None
