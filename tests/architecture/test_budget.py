@@ -14,7 +14,7 @@ BUDGET = {
     "convert": 8623,
     "core": 2740,
     "doctor": 1962,
-    "feed": 2301,
+    "feed": 2304,
     "files": 4503,
     "observe": 4581,
     "plan": 4122,
@@ -24,8 +24,8 @@ BUDGET = {
     "source": 16025,
     "transform": 2120,
     "the C part": 1180,
-    "tests": 78701,
-    "tests/campaign": 7075,
+    "tests": 78693,
+    "tests/campaign": 7071,
     "pages of docs/how-to": 49,
 }
 _SLACK = 40

@@ -18,7 +18,6 @@ import torch
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_loader_suite import LoaderCase, LoaderSuite
 from penstock_test_parts import to_plain
 from PIL import Image
 
@@ -40,22 +39,6 @@ def add_noise(item: Any, rng: np.random.Generator) -> Any:
 
 def double(item: Any) -> Any:
     return {**item, "twice": 2 * item["x"]}
-
-
-class TestChain(LoaderSuite):
-    @pytest.fixture
-    def case(self) -> LoaderCase:
-        def make(*, first: int = 0, seed: int = 5, batch_size: int = 2, workers: int = 0, world: Any = None) -> Any:
-            data = ps.open(arrays(first)).shuffle(seed).map(double).map(add_noise).batch(batch_size)
-            return data.loader(workers, world=world)
-
-        return LoaderCase(
-            make,
-            foreign={"the data": {"first": 1}, "the seed": {"seed": 6}},
-            workers=[{"workers": 2}],
-            ranks=True,
-            batch_size="any",
-        )
 
 
 @given(data=st.data())

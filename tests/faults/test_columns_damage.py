@@ -1,12 +1,10 @@
 """Shards in the layout "columns": damage is named with its item, its neighbours survive, and no index leads astray."""
 
-import json
 import os
 import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,6 @@ from penstock_test_shards import (
     flip,
     item,
     mix_shards,
-    read_quarantine,
     write_items,
 )
 
@@ -30,6 +27,7 @@ from penstock import TarSource
 from penstock.shard.columns.row_index import RowIndex
 from penstock.shard.manifest import MANIFEST, Manifest
 from penstock.shard.side_index import index_name
+from tests.suites.damage import owners
 
 SOAK = os.environ.get("PENSTOCK_TESTS") == "soak"
 EXTREME = (-(1 << 63), -(1 << 62), -512, -1, 0, 1, 511, 1 << 31, 1 << 62, (1 << 63) - 1)
@@ -50,21 +48,6 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(original: Path, tmp_path: Path) -> Path:
     shutil.copytree(original / "set", tmp_path / "set")
     return tmp_path / "set"
-
-
-def read_index(folder: Path, name: str = SECOND) -> RowIndex:
-    return RowIndex.from_bytes((folder / index_name(name)).read_bytes(), name)
-
-
-def owners(folder: Path, fields: tuple[str, ...]) -> dict[int, int]:
-    """Return which item of the second shard each byte belongs to that holds a row of some fields."""
-    index, found = read_index(folder), {}
-    for column in index.columns:
-        if column.suffix in fields:
-            begins, sizes = column.places(np.arange(index.n_items), index.starts)
-            for row, (begin, size) in enumerate(zip(begins.tolist(), sizes.tolist(), strict=True)):
-                found |= dict.fromkeys(range(begin, begin + size), 2 + row)
-    return found
 
 
 @pytest.mark.parametrize("fields", [None, ["x"]])
@@ -95,15 +78,6 @@ def test_a_flipped_bit_in_any_byte_is_named_with_its_item_or_makes_no_difference
     assert source.take(ALL)["x"][:, 0].tolist() == list(range(N_ITEMS))
 
 
-def test_a_flipped_bit_in_any_byte_of_the_side_index_is_named(folder: Path) -> None:
-    path = folder / index_name(SECOND)
-    for place in range(0, path.stat().st_size, 1 if SOAK else 11):
-        flip(path, place, place % 8)
-        error = damage_of(TarSource(folder))
-        assert (error.shard, error.item) in ((SECOND, 2), (index_name(SECOND), 2)), f"byte {place}"
-        flip(path, place, place % 8)
-
-
 @pytest.mark.parametrize("fields", [None, ["x"]])
 @pytest.mark.parametrize("verify", ["first", "always"])
 def test_a_shard_that_is_written_to_or_truncated_after_it_was_read(
@@ -123,28 +97,6 @@ def test_a_shard_that_is_written_to_or_truncated_after_it_was_read(
     assert source.take(np.array([5, 0]))["x"][:, 0].tolist() == [5, 0]
 
 
-def test_a_damaged_item_is_substituted_and_listed(folder: Path) -> None:
-    (place,) = [place for place, owner in owners(folder, ("x.npy",)).items() if owner == 3][:1]
-    flip(folder / SECOND, place)
-    found = facts(TarSource(folder, on_error="substitute").take(ALL))
-    assert [found[n] for n in range(N_ITEMS) if n != 3] == [n for n in range(N_ITEMS) if n != 3]
-    assert found[3] != 3
-    assert read_quarantine(folder) == [(3, SECOND)]
-
-
-def test_each_damaged_row_is_substituted_alone_and_all_others_are_delivered(folder: Path) -> None:
-    for place, owner in owners(folder, ("x.npy", "y.npy", "metadata.json")).items():
-        flip(folder / SECOND, place)
-        with TemporaryDirectory() as other:
-            source = TarSource(folder, on_error="substitute", quarantine=Path(other) / "bad.jsonl")
-            for _ in range(2):  # once more with open shards
-                found = facts(source.take(ALL))
-                assert [number for number in range(N_ITEMS) if found[number] != number] == [owner], f"byte {place}"
-            lines = (Path(other) / "bad.jsonl").read_text().splitlines()
-            assert [json.loads(line)["item"] for line in lines] == [owner]
-        flip(folder / SECOND, place)
-
-
 @pytest.mark.parametrize("kind", ["set", "mixed", "gz"])
 def test_metadata_keys_and_lengths_are_those_of_the_layout_of_samples(kind: str, original: Path) -> None:
     found, expected = TarSource(original / kind), TarSource(original / "samples")
@@ -160,7 +112,7 @@ def test_metadata_keys_and_lengths_are_those_of_the_layout_of_samples(kind: str,
 @pytest.mark.parametrize("verify", ["first", "never"])
 def test_a_forged_side_index_is_refused_or_leads_to_right_items(verify: Any, folder: Path) -> None:
     """Give random numbers of the index other values, with right checksums of the whole; nothing else may be read."""
-    rng, index = random.Random(verify), read_index(folder)
+    rng, index = random.Random(verify), RowIndex.from_bytes((folder / index_name(SECOND)).read_bytes(), SECOND)
     manifest, refused = Manifest.read(folder / MANIFEST), 0
     for _ in range(3000 if SOAK else 70):
         stored = forge(index, rng).to_bytes()
@@ -212,13 +164,3 @@ def test_a_side_index_that_is_rewritten_after_it_was_checked_leads_to_no_other_i
             assert error is not None or found == list(range(N_ITEMS)), f"byte {place}"
             os.pwrite(file.fileno(), whole[place : place + 1], place)
     assert facts(source.take(ALL)) == list(range(N_ITEMS))
-
-
-def test_damage_of_a_compressed_shard_is_named(original: Path, tmp_path: Path) -> None:
-    shutil.copytree(original / "gz", tmp_path / "set")
-    path = tmp_path / "set" / SECOND
-    for place in range(20, path.stat().st_size, 31):
-        flip(path, place)
-        found, error = attempt(lambda: facts(TarSource(tmp_path / "set").take(ALL)))
-        assert found == list(range(N_ITEMS)) if error is None else error.shard == SECOND
-        flip(path, place)

@@ -19,7 +19,6 @@ from penstock import (
     Plan,
     ResumeError,
     RunOptions,
-    Segments,
     Sequential,
     Shuffle,
     Timings,
@@ -119,6 +118,25 @@ def test_a_resume_with_more_ranks_than_items_that_are_left_says_what_it_leaves_o
         assert delivered_items(loader) == [[4, 5, 6, 7]]
 
 
+def test_an_epoch_that_was_left_is_reported_once_with_the_way_to_resume_it(caplog: pytest.LogCaptureFixture) -> None:
+    source = numbered_source(24)
+    plan = Plan(source.index, Sequential(), batch_size=4)
+    with Loader(source, plan) as loader:
+        for left in (True, False):
+            assert next(iter(loader))["x"].tolist() == [0, 1, 2, 3]
+            if left:
+                loader.load_state_dict(loader.state_dict())
+                assert next(iter(loader))["x"].tolist() == [4, 5, 6, 7]
+                assert not caplog.records
+                loader.set_epoch(0)
+        for epoch in (1, 2):
+            next(iter(loader))
+            assert loader.epoch == epoch
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "Epoch 0 was left after 1 of 6 batches: the other 5 are left behind, and epoch 1 begins" in caplog.text
+
+
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
@@ -211,12 +229,6 @@ def test_a_closed_loader_refuses_to_iterate_and_keeps_its_state() -> None:
             use()
     with pytest.raises(LoaderError, match="This iteration has ended: the loader was closed"):
         next(batches)
-
-
-def test_the_length_is_that_of_a_segment() -> None:
-    with Loader(SOURCE, Segments(PLAN, 4), world=World(1, 2)) as loader:
-        assert (len(loader), loader.remaining) == (2, 2)
-        assert delivered_items(loader) == [[4, 5, 6, 7], [12, 13, 14, 15]]
 
 
 # -- another plan ------------------------------------------------------------------------------------------------------

@@ -32,10 +32,6 @@ class TestSetEpoch:
                 found += delivered_items(loader)
         assert found == planned_items(MOVES, 1)[5:] + planned_items(MOVES, 2)
 
-    def test_a_negative_epoch_is_refused(self) -> None:
-        with make_loader(MOVES) as loader, pytest.raises(OptionError, match="epoch must be an integer >= 0, got -1"):
-            loader.set_epoch(-1)
-
 
 class TestSkip:
     @pytest.mark.parametrize("executor", EXECUTORS)

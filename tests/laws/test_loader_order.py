@@ -185,17 +185,6 @@ def test_fewer_batches_than_ranks_leave_no_rank_waiting() -> None:
     check_order(dropped, 4, lambda world: Loader(source, dropped, world=world))
 
 
-def test_batches_that_no_rank_makes_are_announced(caplog: pytest.LogCaptureFixture) -> None:
-    plan = PLANS["sequential, drop"]  # 10 batches
-    with caplog.at_level("WARNING", logger="penstock"):
-        Loader(SOURCES[41, 4], plan, world=World(0, 3)).close()
-    assert "1 of 10 batches" in caplog.text
-    caplog.clear()
-    with caplog.at_level("WARNING", logger="penstock"):
-        Loader(SOURCES[41, 4], plan, world=World(0, 2)).close()
-    assert caplog.text == ""
-
-
 def test_a_last_round_with_fewer_items_than_ranks_is_shared_together_with_the_one_before() -> None:
     source = numbered_source(9)
     plan = Plan(source.index, Sequential(), batch_size=4)  # 4 + 4 + 1: the last one is for two ranks
@@ -252,10 +241,3 @@ def test_two_gloo_ranks_see_all_items_once_in_equally_many_steps(tmp_path: Path)
         assert sorted(items) == (
             sorted(chain.from_iterable(planned_items(plan)[:10])) if tail == "drop" else list(range(43))
         )
-
-
-def test_the_plan_is_what_a_single_process_delivers() -> None:
-    for plan in PLANS.values():
-        if plan.tail != "pad":
-            with Loader(SOURCES[41, 4], plan) as loader:
-                assert delivered_items(loader) == planned_items(plan)

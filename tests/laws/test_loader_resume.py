@@ -1,6 +1,6 @@
 """A run that is killed anywhere and resumed equals the run that never stopped, bit for bit.
 
-Resuming costs the same anywhere in very long data. What all loaders have in common is in `penstock_loader_suite`.
+Resuming costs the same anywhere in very long data. What all loaders have in common is in `tests/suites`.
 """
 
 import io
@@ -19,7 +19,6 @@ import torch
 from penstock_test_parts import (
     delivered_items,
     exit_code,
-    numbered_source,
     planned_items,
     run_isolated,
     state_at,
@@ -32,12 +31,11 @@ from penstock import (
     Index,
     Loader,
     LoaderError,
-    OptionError,
     Plan,
     RunOptions,
     Shuffle,
 )
-from tests.laws.loaders import FORK, MOVES, PLANS, SOURCE, THREADS, epochs_of, make_loader
+from tests.laws.loaders import FORK, PLANS, SOURCE, THREADS, epochs_of, make_loader
 
 
 def test_a_state_survives_torch_save() -> None:
@@ -96,11 +94,6 @@ def test_a_killed_process_is_resumed_exactly(
     with make_loader(PLANS["shuffle, short"], "three threads") as loader:
         loader.load_state_dict(json.loads((tmp_path / "state").read_text()))
         assert logged + epochs_of(loader) == uninterrupted["shuffle, short"]
-
-
-def test_a_plan_over_other_data_is_refused_when_the_loader_is_made() -> None:
-    with pytest.raises(OptionError, match="must be over"):
-        Loader(numbered_source(47), MOVES)
 
 
 # -- very long data ----------------------------------------------------------------------------------------------------

@@ -8,17 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from penstock_cases import few_cases
-from penstock_loader_suite import LoaderCase, LoaderSuite, split_items
 from penstock_test_parts import planned_items
 
-from penstock import Loader, Plan, ResumeError, RunOptions, Sequential, Shuffle, WindowShuffle
+from penstock import Loader, Plan, ResumeError, RunOptions, Shuffle
 from tests.laws.shards import LAYOUTS, Stored, make_source, sample_of
 from tests.laws.strategies import partitioning_order
+from tests.suites.loaders import split_items
 
 PACKED: tuple[Stored, ...] = ("columns", "mixed")
 THREADS = RunOptions(executor="threads", prefetch=3)
-FORK = RunOptions(executor="processes", start_method="fork", persistent=True)
-WORKERS = ({"num_workers": 3, "options": THREADS}, {"num_workers": 2, "options": FORK})
 
 
 def item_of(number: int) -> list[Any]:
@@ -48,19 +46,6 @@ def loader_of(stored: Stored, order: Any) -> Callable[..., Loader]:
         return Loader(source, Plan(source.index, changed or order, batch_size, seed, tail="short"), **more)
 
     return make
-
-
-class TestLoaderOverShards(LoaderSuite):
-    @pytest.fixture(params=[(stored, order) for stored in PACKED for order in (Shuffle(), WindowShuffle(2))], ids=str)
-    def case(self, request: pytest.FixtureRequest) -> LoaderCase:
-        foreign = {
-            "the seed changed from 2 to 1": {"seed": 2},
-            "the order changed": {"changed": Sequential()},
-            "the number of items changed from 26 to": {"items": 26},
-            "the data": {"layout": "samples"},
-        }
-        make = loader_of(*request.param)
-        return LoaderCase(make, foreign, WORKERS, ranks=True, batch_size="any", set_epoch=Loader.set_epoch)
 
 
 # -- both layouts ------------------------------------------------------------------------------------------------------

@@ -96,16 +96,6 @@ class ExecutorSuite:
                     assert batch["note"] == [{"item": item} for item in batch["x"].tolist()]
             assert batches[-1]["mask"].tolist() == [True, True, True, False, False]
 
-    def test_len_is_what_iterating_gives(self, loader: Loader) -> None:
-        for _ in range(2):
-            assert len(loader) == sum(1 for _ in loader) == 6
-
-    def test_after_leaving_an_epoch_early_the_next_one_is_whole(self, loader: Loader) -> None:
-        for leave_after in (1, 2):
-            assert delivered_items(islice(loader, leave_after)) == planned_items(PLAN, loader.epoch)[:leave_after]
-        assert loader.epoch == 1
-        assert delivered_items(loader) == planned_items(PLAN, 2)
-
     def test_the_state_counts_what_was_delivered_and_not_what_was_made_ahead(self, loader: Loader) -> None:
         def place() -> tuple[int, int]:
             state = loader.state_dict()
@@ -181,30 +171,6 @@ class ExecutorSuite:
         pids = {batch["pid"] for batch in islice(faulty, 3)}
         if self.in_this_process is not None:
             assert (pids == {os.getpid()}, os.getpid() in pids) == (self.in_this_process, self.in_this_process)
-
-    def test_closing_in_the_middle_ends_the_iteration_and_keeps_the_state(self) -> None:
-        with self.make_loader(numbered_source(23), PLAN) as loader:
-            batches = iter(loader)
-            next(batches)
-            next(batches)
-        with pytest.raises(LoaderError, match="closed"):
-            next(batches)
-        state = loader.state_dict()
-        assert (state["epoch"], state["batch"]) == (0, 2)
-        loader.close()
-        assert loader.state_dict() == state
-
-    def test_closing_is_idempotent_and_works_before_the_start(self) -> None:
-        loader = self.make_loader(numbered_source(23), PLAN)
-        loader.close()
-        loader.close()
-
-    def test_a_closed_loader_says_that_it_is(self) -> None:
-        loader = self.make_loader(numbered_source(23), PLAN)
-        loader.close()
-        for use in (lambda: iter(loader), lambda: loader.at(0, 0), loader.__enter__):
-            with pytest.raises(LoaderError, match=r"closed.*state_dict"):
-                use()
 
 
 class TestInline(ExecutorSuite):
@@ -303,18 +269,6 @@ def test_batches_of_objects_are_read_many_at_a_time_if_their_size_is_known_and_s
     assert delivered_items(batches) == planned_items(plan)
     assert [[note["item"] for note in batch["note"]] for batch in batches] == planned_items(plan)
     assert [-(-len(items) // 4) for items in source.taken] == batches_read
-
-
-@pytest.mark.parametrize("kind", OPTIONS)
-@pytest.mark.parametrize("batch", range(6))
-def test_a_source_with_objects_resumes_at_any_batch(kind: str, batch: int) -> None:
-    source, (workers, options) = MixedSource(23), OPTIONS[kind]
-    plan = Plan(source.index, WindowShuffle(2), batch_size=4, seed=2, tail="short")
-    with Loader(source, plan, num_workers=workers, options=options) as loader:
-        loader.load_state_dict(state_at(loader, 1, batch))
-        found = list(loader)
-    assert delivered_items(found) == planned_items(plan, 1)[batch:]
-    assert [[note["item"] for note in rest["note"]] for rest in found] == planned_items(plan, 1)[batch:]
 
 
 def test_more_worker_processes_than_cores_start_without_a_warning() -> None:

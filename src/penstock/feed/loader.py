@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -336,6 +336,9 @@ class Loader:
         self._end_live_iteration("the loader was closed")
         self._execution.close()
         self.source.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise LoaderError("A Loader cannot be pickled: pickle its source, its plan and its state_dict() instead.")
 
     def __enter__(self) -> "Loader":
         self._check_open()

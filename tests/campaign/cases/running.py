@@ -92,7 +92,7 @@ RUNNING: tuple[Case, ...] = (
         RESUME,
         "resume after every step of a small epoch",
         (
-            "feed/test_resume.py",
+            "suites/test_loaders.py",
             "laws/test_plan_resume.py::test_resuming_yields_the_batches_that_were_left",
         ),
     ),
@@ -110,13 +110,13 @@ RUNNING: tuple[Case, ...] = (
         47,
         RESUME,
         "a state before the first batch, after the last, at the edge of an epoch, loaded twice, in another process",
-        ("feed/test_resume.py", "laws/test_loader_resume.py::test_a_killed_process_is_resumed_exactly"),
+        ("suites/test_loaders.py", "laws/test_loader_resume.py::test_a_killed_process_is_resumed_exactly"),
     ),
     Case(
         48,
         RESUME,
         "a state of another dataset, seed or version is refused",
-        ("plan/test_cursor.py", "feed/test_resume.py"),
+        ("plan/test_cursor.py", "suites/test_loaders.py"),
     ),
     Case(
         49,

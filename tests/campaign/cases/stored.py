@@ -123,8 +123,7 @@ STORED: tuple[Case, ...] = (
         DAMAGE,
         "a shard truncated within a payload",
         (
-            "faults/test_shard_damage.py::test_a_shard_truncated_anywhere_is_named",
-            "faults/test_shard_damage.py::test_a_compressed_shard_truncated_anywhere_is_named",
+            "suites/test_damage.py",
             "shard/test_tar.py::test_every_shortened_archive_is_refused",
         ),
     ),
@@ -133,7 +132,7 @@ STORED: tuple[Case, ...] = (
         DAMAGE,
         "a shard truncated at the border of a member",
         (
-            "faults/test_shard_damage.py::test_a_shard_truncated_anywhere_is_named",
+            "suites/test_damage.py",
             "shard/test_tar.py::test_every_shortened_archive_is_refused",
             "shard/test_tar.py::test_an_archive_that_ends_in_one_tar_block_of_zeros_is_truncated",
         ),
@@ -154,7 +153,7 @@ STORED: tuple[Case, ...] = (
         (
             "faults/test_shard_damage.py::test_a_flipped_bit_in_any_byte_of_any_member_is_named_with_its_item",
             "faults/test_shard_damage.py::test_any_damaged_byte_of_a_compressed_shard_is_named_or_makes_no_difference",
-            "shard/test_verify.py::test_every_flipped_byte_is_found",
+            "suites/test_damage.py",
         ),
     ),
     Case(
@@ -162,7 +161,7 @@ STORED: tuple[Case, ...] = (
         DAMAGE,
         "a missing shard",
         (
-            "faults/test_shard_damage.py::test_a_missing_shard_is_named_before_anything_is_read",
+            "suites/test_damage.py",
             "faults/test_shard_damage.py::test_a_shard_that_goes_missing_later_is_named",
         ),
     ),
@@ -171,26 +170,23 @@ STORED: tuple[Case, ...] = (
         DAMAGE,
         "a shard too many, or of another dataset",
         (
-            "faults/test_shard_damage.py::test_a_shard_of_another_dataset_is_named",
+            "suites/test_damage.py",
             "shard/test_verify.py::test_a_shard_that_the_manifest_does_not_list_is_reported",
-            "shard/test_verify.py::test_a_shard_of_another_dataset_is_found",
+            "suites/test_damage.py",
         ),
     ),
     Case(
         17,
         DAMAGE,
         "a shard swapped with another valid one",
-        (
-            "faults/test_shard_damage.py::test_two_shards_that_were_swapped_are_named",
-            "shard/test_verify.py::test_swapped_shards_are_both_found",
-        ),
+        ("suites/test_damage.py",),
     ),
     Case(
         18,
         DAMAGE,
         "a manifest older than its shards",
         (
-            "faults/test_shard_damage.py::test_a_manifest_older_than_its_shards_is_noticed",
+            "suites/test_damage.py",
             "shard/test_index_tars.py::test_an_archive_that_changed_is_noticed_and_can_be_indexed_again",
         ),
     ),
@@ -199,7 +195,7 @@ STORED: tuple[Case, ...] = (
         DAMAGE,
         "a manifest that is truncated or invalid",
         (
-            "faults/test_shard_damage.py::test_a_truncated_manifest_is_refused",
+            "suites/test_damage.py",
             "shard/test_manifest.py",
         ),
     ),

@@ -1,26 +1,21 @@
 """The same seed gives the same chunks and the same batches: in a new process, and after a resume at any chunk."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from penstock_loader_suite import LoaderCase, LoaderSuite
 from penstock_test_parts import own_threads, read_answer, start_script
 
 from penstock import OptionError, ResumeError
 from penstock.plan.world import World
-from penstock.recipes.streams import PipelineChunkLoader, RandomChunkLoader, sample_batch_within_chunk
+from penstock.recipes.streams import RandomChunkLoader
+from tests.suites.loaders import STREAMS as KINDS
+from tests.suites.loaders import load_rows as load
+from tests.suites.loaders import seen
 
 TOTAL, SIZE, CHUNKS = 1000, 70, 5
 PARTITION = {"coverage": "partition", "align": 10}
-KINDS: dict[str, dict[str, Any]] = {"random": {}, "aligned": {"time_units": 7}, "partition": PARTITION}
-
-
-def load(start: int, stop: int) -> np.ndarray:
-    return np.arange(start, stop, dtype=np.float64)[:, None]
 
 
 def stream(seed: int = 3, **options: Any) -> RandomChunkLoader:
@@ -29,12 +24,6 @@ def stream(seed: int = 3, **options: Any) -> RandomChunkLoader:
 
 def start(loader: RandomChunkLoader) -> None:
     loader.start_epoch(None if loader.state_dict()["coverage"] == "partition" else CHUNKS)
-
-
-def seen(chunk: Any) -> Any:
-    """Return where a chunk lies and two batches within it."""
-    batches = [sample_batch_within_chunk(chunk[0], batch_size=6, total_steps=2)[0].tolist() for _ in range(2)]
-    return [chunk.start, chunk.stop, chunk.index, batches]
 
 
 def rest(loader: RandomChunkLoader) -> list[Any]:
@@ -50,52 +39,6 @@ def epochs(loader: RandomChunkLoader, count: int) -> list[list[Any]]:
         start(loader)
         found.append(rest(loader))
     return found
-
-
-def deliver(loader: RandomChunkLoader) -> Iterator[Any]:
-    start(loader)
-    while (chunk := loader.get_next_chunk())[0] is not None:
-        yield seen(chunk)
-
-
-class TestRandomChunkLoader(LoaderSuite):
-    @pytest.fixture(params=KINDS)
-    def case(self, request: pytest.FixtureRequest) -> LoaderCase:
-        chosen = KINDS[request.param]
-
-        def make(*, total: int = TOTAL, size: int = SIZE, **options: Any) -> RandomChunkLoader:
-            return RandomChunkLoader(load, total, size, "cpu", **{"seed": 3, **chosen, **options})
-
-        foreign = {
-            "seed=4, here 3": {"seed": 4},
-            "total_timesteps=999, here 1000": {"total": 999},
-            "chunk_size=71, here 70": {"size": 71},
-            r"align=\d+, here \d+": {"time_units": 2 if request.param != "partition" else 20},
-            "coverage=": {"align": 1, "coverage": "random" if request.param == "partition" else "partition"},
-        }
-        workers = ({"prefetch": 1}, {"prefetch": 7})
-        return LoaderCase(make, foreign, workers, epoch=deliver, counts_batches=False)
-
-
-CHUNKS_OF_A_LIST = [(0, 5), (20, 29), (7, 11), (40, 90), (7, 11)]
-
-
-def deliver_list(loader: PipelineChunkLoader) -> Iterator[Any]:
-    loader.start_epoch(CHUNKS_OF_A_LIST)
-    while (given := loader.get_next_chunk())[0] is not None:
-        assert given[0] == given[1].start
-        yield seen(given[1])
-
-
-class TestPipelineChunkLoader(LoaderSuite):
-    @pytest.fixture
-    def case(self) -> LoaderCase:
-        def make(**options: Any) -> PipelineChunkLoader:
-            return PipelineChunkLoader(load, "cpu", **{"seed": 8, **options})
-
-        return LoaderCase(
-            make, {"seed=9, here 8": {"seed": 9}}, ({"prefetch": 3},), epoch=deliver_list, counts_batches=False
-        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -133,7 +76,8 @@ def test_a_new_process_sees_the_same_chunks_and_batches(tmp_path: Path) -> None:
     for kind, options in KINDS.items():
         with stream(**options) as loader:
             here[kind] = epochs(loader, 2)
-    text = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}){NEW_PROCESS}"
+    places = [str(Path(__file__).parent), str(Path(__file__).parents[3])]
+    text = f"import sys; sys.path[:0] = {places!r}{NEW_PROCESS}"
     with start_script(tmp_path, text, env={"PYTHONHASHSEED": "77"}) as process:
         assert read_answer(process) == here
 

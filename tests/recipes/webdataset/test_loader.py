@@ -2,7 +2,6 @@
 
 import json
 import logging
-import pickle
 import tarfile
 from collections.abc import Callable
 from itertools import islice
@@ -126,16 +125,6 @@ def test_a_worker_of_torch_that_has_no_shard_says_nothing(
     n_workers = len(loader.source.manifest.shards) + 1
     assert sorted(xs(torch.utils.data.DataLoader(loader, None, num_workers=n_workers))) == list(range(N))
     assert "no batches" not in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("k", [0, 1, 20, N])
-def test_a_pickled_loader_goes_on_where_it_stood(sets: Callable[..., Path], k: int) -> None:
-    loader = WebDatasetLoader(sets())
-    samples = iter(loader)
-    seen = xs(islice(samples, k))
-    again = pickle.loads(pickle.dumps(loader))
-    assert seen + xs(again) == xs(WebDatasetLoader(sets()))
-    assert seen + xs(samples) == xs(WebDatasetLoader(sets()))
 
 
 def test_a_loader_that_stands_in_the_middle_is_not_shared_out_to_torchs_workers(sets: Callable[..., Path]) -> None:

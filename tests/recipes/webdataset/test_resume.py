@@ -1,7 +1,7 @@
 """Resuming after any sample: nothing lost, nothing repeated, with any readers before and after."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -9,80 +9,13 @@ from typing import Any
 import penstock_test_shards
 import pytest
 import torch
-from penstock_loader_suite import LoaderCase, LoaderSuite, split_items
 from penstock_test_shards import xs
 
-from penstock import Loader, LoaderError, ResumeError, World, create_webdataset_dataloader
+from penstock import LoaderError, ResumeError
 from penstock.recipes.webdataset import WebDatasetLoader
 
 N, SHARD = 13, 4  # three shards of 4 and one of 1
 no_launcher, sets = penstock_test_shards.no_launcher, penstock_test_shards.sets
-
-
-def on_rank(world: World | None, make: Callable[[], Any]) -> Any:
-    """Return what is made in the environment of a rank, as a launcher sets it."""
-    with pytest.MonkeyPatch.context() as patch:
-        if world is not None:
-            patch.setenv("RANK", str(world.rank))
-            patch.setenv("WORLD_SIZE", str(world.size))
-        return make()
-
-
-def samples(loader: WebDatasetLoader) -> Iterator[list[int]]:
-    return ([int(sample["x"])] for sample in loader)
-
-
-def batches(loader: Loader) -> Iterator[list[Any]]:
-    return (split_items({"x": batch["x"]}) for batch in loader)
-
-
-class TestWebDatasetLoader(LoaderSuite):
-    """A batch is one sample."""
-
-    @pytest.fixture(params=["none", "gz"])
-    def case(self, request: pytest.FixtureRequest, sets: Callable[..., Path]) -> LoaderCase:
-        folder = sets(12, compression=request.param)
-
-        def make(*, data: Path = folder, world: World | None = None, **options: Any) -> WebDatasetLoader:
-            return on_rank(world, lambda: WebDatasetLoader(data, **options))
-
-        return LoaderCase(
-            make,
-            {
-                "the seed changed from 7 to 42": {"seed": 7},
-                "the order changed": {"buffer_size": 4},
-                "the data .* changed": {"data": sets(12, offset=1, compression=request.param)},
-                "number of items changed from 8": {"shard_pattern": "shard_00000[01].tar"},
-            },
-            ({"max_workers": 2},),
-            ranks=True,
-            epoch=samples,
-            damageable=("epoch", "batch", "origin", "plan"),
-        )
-
-
-class TestCreateWebdatasetDataloader(LoaderSuite):
-    @pytest.fixture
-    def case(self, sets: Callable[..., Path]) -> LoaderCase:
-        folder = sets(24)
-
-        def make(*, data: Path = folder, world: World | None = None, **options: Any) -> Loader:
-            options = {"batch_size": 2, "num_workers": 0, **options}
-            return on_rank(world, lambda: create_webdataset_dataloader(data, **options))
-
-        return LoaderCase(
-            make,
-            {
-                "the seed changed from 7 to 42": {"seed": 7},
-                "the order changed": {"shuffle": False},
-                "the data .* changed": {"data": sets(24, offset=1)},
-            },
-            ({"num_workers": 2, "prefetch_factor": 3},),
-            ranks=True,
-            batch_size="any",
-            epoch=batches,
-            set_epoch=Loader.set_epoch,
-        )
 
 
 def saved(state: Any) -> Any:
