@@ -128,8 +128,6 @@ def test_validation_within_training_has_a_place_of_its_own(tmp_path: Path) -> No
     other.accelerator.load_state(tmp_path / "state")
     assert [items.tolist() for (items,) in again] == [[106]]
     assert other.feed.describe() == "pass 1, chunk 2/3, batch 0"
-    with pytest.warns(DeprecationWarning, match=r"use Feed\.describe\(\)"):
-        assert other.feed.said() == other.feed.describe()
 
 
 def test_a_loop_that_was_broken_off_goes_on_and_leaves_accelerate_outside_of_a_loader() -> None:

@@ -194,7 +194,7 @@ def test_without_sizes_the_limits_are_the_trainers(caplog: pytest.LogCaptureFixt
 def test_a_misspelled_key_is_refused_with_the_nearest_right_name(
     section: str, key: str, nearest: str, kind: Any
 ) -> None:
-    with pytest.raises(OptionError, match=f"Unknown key .*{key}.* Did you mean '{nearest}'"):
+    with pytest.raises(OptionError, match=f"{key}.* Did you mean '{nearest}'"):
         build_from_config(kind({section: {key: 3}}), data=Counted)
 
 
@@ -203,8 +203,7 @@ def test_a_misspelled_key_is_refused_with_the_nearest_right_name(
     [
         ({"trian": {}}, "Unknown key 'trian' in the configuration. Did you mean 'train'"),
         ({"loaders": {}}, "Did you mean 'loader'"),
-        ({"trainer": {"gpus": 1}}, "Unknown key trainer.gpus. It is 'devices' now"),
-        ({"trainer": {"wibble": 1}}, "Unknown key trainer.wibble. Allowed: accelerator, "),
+        ({"trainer": {"gpus": 1}}, "Keys of trainer must be among accelerator, .*, got gpus"),
         ({"trainer": {"_target_": "mine.Loop"}}, "must be Lightning's Trainer, got 'mine.Loop'"),
         ({"train": {"train_chunk_size": 0}}, "train_chunk_size must be an integer >= 1, got 0"),
         ({"train": {"train_chunk_size": "many"}}, "train_chunk_size must be an integer >= 1, got 'many'"),
@@ -246,9 +245,9 @@ def test_what_cannot_be_is_refused_by_name(config: Any, message: str) -> None:
         ("train:\n  seed: 1\n", "_name_ must be one of 'qautoaudio', got None"),
         (
             "dataset:\n  _name_: qautoaudio\n  sample_length: 3\n",
-            "Unknown key dataset.sample_length. Did you mean 'sample_len'",
+            "Keys of dataset must be among .*, got sample_length. Did you mean 'sample_len'",
         ),
-        ("dataset:\n  _name_: qautoaudio\n  path: x\n", "Unknown key dataset.path. It is 'data_dir' now"),
+        ("dataset:\n  _name_: qautoaudio\n  path: x\n", "Keys of dataset must be among .*data_dir, .*, got path"),
     ],
 )
 def test_a_file_that_cannot_be_is_refused(text: str | None, message: str, tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.core.checks import check_keys
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.protocols import Source
 from penstock.core.types import UNNAMED, Block, Field, Span
-from penstock.recipes.mixture.names import check_names
 from penstock.source.checks import allocate_block, check_items, fill_rows
 from penstock.source.select.selectable import select_fields
 from penstock.source.wrapper import Wrapper
@@ -161,7 +161,7 @@ def align_sources(sources: Mapping[str, Source], choice: FieldChoice) -> list[Al
         raise OptionError(
             f"fields must be 'common', 'union', or names by source, such as {{'a': {{'image': 'x'}}}}, got {choice!r}."
         )
-    check_names("fields", renames, sources, error=SourceError)
+    check_keys("Names in fields", renames, sources, error=SourceError)
     tables = {name: _rename(name, source, renames.get(name, {})) for name, source in sources.items()}
     unnamed = [name for name, table in tables.items() if UNNAMED in table]
     if unnamed and len(unnamed) < len(sources):
@@ -200,7 +200,7 @@ def _rename(name: str, source: Source, names: Mapping[str, str]) -> dict[str, st
     """Return the fields of a source by their names in the mixture."""
     if not isinstance(names, Mapping) or not all(isinstance(new, str) and new for new in names.values()):
         raise OptionError(f"fields[{name!r}] must be new names by field, such as {{'image': 'x'}}, got {names!r}.")
-    check_names(f"fields[{name!r}]", names, source.fields, error=SourceError)
+    check_keys(f"Fields in fields[{name!r}]", names, source.fields, error=SourceError)
     table = {names.get(field, field): field for field in source.fields}
     if len(table) < len(source.fields):
         raise SourceError(f"fields[{name!r}] must give different names to different fields, got {dict(names)}.")

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.errors import PlanError
+from penstock.core.checks import check_integer, check_keys, check_number
+from penstock.core.errors import PlanError, SourceError
 from penstock.core.index import Index
 from penstock.core.protocols import Order, Source
 from penstock.core.types import Block, Field, Span
 from penstock.plan.mixed.order import Mixed, MixedPart, Stop
+from penstock.plan.mixed.weights import count_weights
 from penstock.plan.orders import Shuffle
 from penstock.recipes.mixture.align import FieldChoice, align_sources
-from penstock.recipes.mixture.names import check_names, check_sources
-from penstock.recipes.mixture.parse_weights import Weights, parse_weights
 from penstock.source.combine import Concat
 from penstock.source.select.selectable import Selectable, check_fields
 from penstock.source.wrapper import Wrapper
@@ -25,6 +25,10 @@ from penstock.source.wrapper import Wrapper
 __all__ = ["Mixture"]
 
 _Int64s = NDArray[np.int64]
+
+Weights = Mapping[str, float] | Sequence[float]
+Phases = tuple[tuple[int, tuple[int, ...]], ...]
+"""First step, and weight of each source from there on."""
 
 
 class Mixture(Selectable, Wrapper):
@@ -91,13 +95,13 @@ class Mixture(Selectable, Wrapper):
         homogeneous: bool = False,
         items_per_step: int | None = None,
     ) -> None:
-        check_sources(sources)
+        _check_sources(sources)
         self.names = tuple(sources)
         """Names of the sources; the field `source` is the place in it."""
         self._sources = self._whole = Concat(align_sources(sources, fields))
         self._parts = (self._sources,)
         self.fields: Mapping[str, Field] = self._sources.fields
-        phases = parse_weights(weights, temperature, {name: len(source.index) for name, source in sources.items()})
+        phases = _parse_weights(weights, temperature, {name: len(source.index) for name, source in sources.items()})
         if items_per_step is not None and len(phases) == 1:
             raise PlanError(
                 f"items_per_step={items_per_step!r} needs weights by step, such as {{0: {{...}}, 10_000: {{...}}}}."
@@ -151,12 +155,82 @@ class Mixture(Selectable, Wrapper):
         return self._whole.fields
 
 
+def _check_sources(sources: Any) -> None:
+    """Raise SourceError if these are not one or more sources with items, by name."""
+    if not isinstance(sources, Mapping) or not sources:
+        raise SourceError(
+            f"sources must be sources by name, such as {{'a': source_a, 'b': source_b}}, got {sources!r}."
+        )
+    for name, source in sources.items():
+        if not isinstance(name, str) or not name:
+            raise SourceError(f"The name of a source must be a string, got {name!r}.")
+        if isinstance(source, type) or not all(hasattr(source, member) for member in ("index", "fields", "take")):
+            raise SourceError(
+                f"Source {name!r} must be a source, such as ArraySource or TarSource, got {type(source).__name__}. "
+                "DatasetSource makes one of a torch dataset."
+            )
+        if not len(source.index):
+            raise SourceError(f"Source {name!r} must have at least one item, got {source!r} with none; leave it out.")
+
+
+def _parse_weights(
+    weights: Weights | Mapping[int, Weights] | None, temperature: float | None, sizes: Mapping[str, int]
+) -> Phases:
+    """Return the weights of each phase as integers.
+
+    Parameters
+    ----------
+    sizes
+        Items of each source, by name.
+    """
+    if weights is None:
+        exponent = (
+            1.0 if temperature is None else 1 / check_number("temperature", temperature, above=0, error=PlanError)
+        )
+        logs = exponent * np.log(np.array(list(sizes.values()), np.float64))
+        return ((0, count_weights(list(sizes.values()) if exponent == 1 else np.exp(logs - logs.max()).tolist())),)
+    if temperature is not None:
+        raise PlanError(
+            f"temperature={temperature!r} makes the weights from the sizes of the sources. Use it without weights=..."
+        )
+    if not isinstance(weights, Mapping) or not any(_is_schedule(weight) for weight in weights.values()):
+        return ((0, _count(weights, sizes)),)
+    steps = [check_integer("A step of weights", step, at_least=0, error=PlanError) for step in weights]
+    if min(steps) > 0:
+        raise PlanError(f"weights by step must begin at step 0, got {min(steps)} as the first one.")
+    given = dict(zip(steps, weights.values(), strict=True))
+    return tuple((step, _count(given[step], sizes, f" from step {step} on")) for step in sorted(steps))
+
+
+def _is_schedule(weight: Any) -> bool:
+    """Return whether what is given for a key are weights of all sources, and the key is a step therefore."""
+    return isinstance(weight, Mapping | list | tuple) or np.ndim(weight) > 0
+
+
+def _count(weights: Any, sizes: Mapping[str, int], when: str = "") -> tuple[int, ...]:
+    names = list(sizes)
+    if isinstance(weights, Mapping):
+        check_keys(f"Names in weights{when}", map(str, weights), names, error=PlanError)
+        missing = [name for name in names if name not in weights]
+        if missing:
+            raise PlanError(f"weights{when} must have one weight per source, but {missing[0]!r} has none.")
+        weights = [weights[name] for name in names]
+    if isinstance(weights, str) or not isinstance(weights, Sequence | np.ndarray) or len(weights) != len(names):
+        raise PlanError(
+            f"weights{when} must have one weight per source ({', '.join(map(repr, names))}), by name or in their "
+            f"order, got {weights!r}."
+        )
+    for name, weight in zip(names, weights, strict=True):
+        check_number(f"The weight of {name!r}{when}", weight, above=0, error=PlanError)
+    return count_weights([float(weight) for weight in weights])
+
+
 def _check_orders(orders: Any, sources: Mapping[str, Source]) -> dict[str, Order]:
     orders = {} if orders is None else orders
     if not isinstance(orders, Mapping):
         first = next(iter(sources))
         raise PlanError(f"orders must be orders by source, such as {{{first!r}: Sequential()}}, got {orders!r}.")
-    check_names("orders", orders, sources, error=PlanError)
+    check_keys("Names in orders", orders, sources, error=PlanError)
     for name, order in orders.items():
         if isinstance(order, type) or not hasattr(order, "arrange"):
             raise PlanError(f"orders[{name!r}] must be an order such as Shuffle() or Sequential(), got {order!r}.")

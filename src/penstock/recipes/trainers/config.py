@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
 
+from penstock.core.checks import check_choice, check_keys, option_names
 from penstock.core.errors import MissingDependency, OptionError, PenstockError
 from penstock.files.regular import open_regular
 from penstock.recipes.chunked.audio import ChunkedQuantizedAutoregressiveAudio
@@ -28,15 +29,6 @@ _SECTIONS = ("train", "trainer", "loader", "dataset")
 _SIZES = ("train_chunk_size", "val_chunk_size")
 _LIMITS = ("limit_train_batches", "limit_val_batches")
 _NAMED: Mapping[str, type[ChunkedSequenceDataset]] = {"qautoaudio": ChunkedQuantizedAutoregressiveAudio}
-_RENAMED = {
-    "gpus": "devices",
-    "tpu_cores": "devices",
-    "num_processes": "devices",
-    "progress_bar_refresh_rate": "enable_progress_bar",
-    "checkpoint_callback": "enable_checkpointing",
-    "weights_summary": "enable_model_summary",
-    "replace_sampler_ddp": "use_distributed_sampler",
-}
 
 
 class Built(NamedTuple):
@@ -67,10 +59,13 @@ def build_from_config(config: Any, *, data: type[ChunkedSequenceDataset] | None 
         A key is unknown (the message has the nearest known one), or contradicts another.
     """
     sections = _read_sections(config)
-    train, trainer = sections["train"], _drop_target(sections["trainer"])
+    train, trainer = sections["train"], dict(sections["trainer"])
+    target = trainer.pop("_target_", "Trainer")  # Hydra's
+    if str(target).rpartition(".")[2] != "Trainer":
+        raise OptionError(f"trainer._target_ must be Lightning's Trainer, got {target!r}. Leave it out.")
     _check_near("train", train, (*_SIZES, *_LIMITS, "seed"))
-    _check_known("trainer", trainer, _parameters(Trainer), _RENAMED)
-    _check_known("loader", sections["loader"], _parameters(DataLoader) - {"dataset"}, {})
+    check_keys("Keys of trainer", trainer, option_names(Trainer))
+    check_keys("Keys of loader", sections["loader"], option_names(DataLoader)[1:])
     limits = _limits(train, trainer)
     sizes = {name: train.get(name) for name in _SIZES}
     arguments = {name: value for name, value in trainer.items() if name not in _LIMITS}
@@ -82,7 +77,8 @@ def build_from_config(config: Any, *, data: type[ChunkedSequenceDataset] | None 
             f"loader.shuffle must not be set with chunk sizes, got {sections['loader']['shuffle']!r}. Leave it out: "
             "training is shuffled, and validation is in order."
         )
-    module = _make_module(sections["dataset"], data, {**sizes, "limits": limits, **_seed(train)})
+    seed = {"seed": train["seed"]} if train.get("seed") is not None else {}
+    module = _make_module(sections["dataset"], data, {**sizes, "limits": limits, **seed})
     return Built(PenstockDataModule(module, sections["loader"]), arguments)
 
 
@@ -99,7 +95,10 @@ def _read_sections(config: Any) -> dict[str, dict[str, Any]]:
                 config = OmegaConf.load(file)
         elif isinstance(config, Mapping) and not OmegaConf.is_config(config):
             config = OmegaConf.create(dict(config))
-        _check_mapping(OmegaConf.is_dict(config), config)
+        if not OmegaConf.is_dict(config):
+            raise OptionError(
+                f"A configuration must be a mapping of sections ({', '.join(_SECTIONS)}), got {type(config).__name__}."
+            )
         _check_near("the configuration", map(str, config), _SECTIONS)
         # Section by section: other sections may hold references that only Hydra can resolve.
         found = {name: config.get(name) for name in _SECTIONS}
@@ -122,13 +121,6 @@ def _read_sections(config: Any) -> dict[str, dict[str, Any]]:
     return {name: _drop_notes(section) for name, section in sections.items()}
 
 
-def _check_mapping(is_mapping: bool, config: Any) -> None:
-    if not is_mapping:
-        raise OptionError(
-            f"A configuration must be a mapping of sections ({', '.join(_SECTIONS)}), got {type(config).__name__}."
-        )
-
-
 def _drop_notes(section: Any) -> dict[str, Any]:
     """Return a section without the keys that start with `__`: notes that other keys refer to, as in S4."""
     return {str(key): value for key, value in (section or {}).items() if not str(key).startswith("__")}
@@ -148,31 +140,13 @@ def _limits(train: Mapping[str, Any], trainer: Mapping[str, Any]) -> dict[str, A
     return found
 
 
-def _drop_target(trainer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the section without Hydra's `_target_`, which must be Lightning's Trainer."""
-    target = trainer.get("_target_", "Trainer")
-    if str(target).rpartition(".")[2] != "Trainer":
-        raise OptionError(f"trainer._target_ must be Lightning's Trainer, got {target!r}. Leave it out.")
-    return {name: value for name, value in trainer.items() if name != "_target_"}
-
-
-def _seed(train: Mapping[str, Any]) -> dict[str, Any]:
-    return {"seed": train["seed"]} if train.get("seed") is not None else {}
-
-
 def _make_module(
     options: Mapping[str, Any], data: type[ChunkedSequenceDataset] | None, more: Mapping[str, Any]
 ) -> ChunkedSequenceDataset:
     given = dict(options)
     name = given.pop("_name_", None)
     if data is None:
-        if not isinstance(name, str) or name not in _NAMED:
-            near = _suggest(str(name), _NAMED)
-            raise OptionError(
-                f"dataset._name_ must be one of {', '.join(map(repr, _NAMED))}, got {name!r}. "
-                f"{near + ' ' if near else ''}To use another data module, pass its class as data=."
-            )
-        data = _NAMED[name]
+        data = _NAMED[check_choice("Without data=, dataset._name_", name, _NAMED)]
     for key, value in more.items():
         if key in given and (key != "seed" or given[key] != value):
             raise OptionError(f"{key} must be set under train only, got dataset.{key}={given[key]!r}. Remove that.")
@@ -180,7 +154,7 @@ def _make_module(
     if open_ended:  # near misses are errors; other keys are for its setup()
         _check_near("dataset", given, known)
     else:
-        _check_known("dataset", given, known, {"path": "data_dir"})
+        check_keys("Keys of dataset", given, sorted(known))
     try:
         return data(**{**more, **given})
     except TypeError as error:
@@ -200,25 +174,9 @@ def _options(data: type[ChunkedSequenceDataset]) -> tuple[set[str], bool]:
     return known - {"self"}, True
 
 
-def _parameters(kind: type) -> set[str]:
-    return {name for name in inspect.signature(kind).parameters if name not in ("self", "kwargs", "args")}
-
-
-def _check_known(section: str, given: Iterable[str], known: set[str], renamed: Mapping[str, str]) -> None:
-    for name in given:
-        if name not in known:
-            hint = f"It is {renamed[name]!r} now." if name in renamed else _suggest(name, known)
-            raise OptionError(f"Unknown key {section}.{name}. {hint or 'Allowed: ' + ', '.join(sorted(known)) + '.'}")
-
-
 def _check_near(section: str, given: Iterable[str], known: Iterable[str]) -> None:
     """Raise OptionError for names that are probably misspelled ones of `known`; others are the user's own."""
     known = list(known)
     for name in given:
         if name not in known and (near := get_close_matches(name, known, n=1, cutoff=0.75)):
             raise OptionError(f"Unknown key {name!r} in {section}. Did you mean {near[0]!r}?")
-
-
-def _suggest(name: str, known: Iterable[str]) -> str:
-    near = get_close_matches(name, list(known), n=1)
-    return f"Did you mean {near[0]!r}?" if near else ""

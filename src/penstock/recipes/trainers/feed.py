@@ -5,7 +5,6 @@ iterators that it never uses. Both would rebuild a torch DataLoader around their
 """
 
 import logging
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -117,8 +116,3 @@ class Feed:
         """Return the position of the loader in words."""
         at = self.place()
         return f"pass {at['pass']}, chunk {at['chunk']}/{at['chunks']}, batch {at['batch']}"
-
-    def said(self) -> str:
-        """Return `describe()`; deprecated."""
-        warnings.warn("Feed.said() is deprecated; use Feed.describe().", DeprecationWarning, stacklevel=2)
-        return self.describe()
