@@ -88,12 +88,11 @@ def _metadata_lines(metadata: dict[str, Any]) -> list[str]:
     own = {name: value for name, value in metadata.items() if name not in _OF_CONVERSIONS}
     lines = ["", "Metadata", *(f"  {name}: {value}" for name, value in own.items())] if own else []
     converted = metadata.get("conversion")
-    if not converted:
-        return lines
-    files = [f"{entry['file']} ({entry['samples']:,})" for entry in converted["inputs"]]
-    lines += ["", f"Converted from {count(len(files), 'input')}", *(f"  {file}" for file in files[:10])]
-    lines += [f"  … and {len(files) - 10:,} more"] if len(files) > 10 else []
-    lines += [f"  skipped: {entry['file']}: {entry['reason']}" for entry in converted["skipped"]]
+    if converted:
+        files = [f"{entry['file']} ({entry['samples']:,})" for entry in converted["inputs"]]
+        lines += ["", f"Converted from {count(len(files), 'input')}", *(f"  {file}" for file in files[:10])]
+        lines += [f"  … and {len(files) - 10:,} more"] if len(files) > 10 else []
+        lines += [f"  skipped: {entry['file']}: {entry['reason']}" for entry in converted["skipped"]]
     return lines
 
 

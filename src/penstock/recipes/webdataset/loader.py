@@ -7,8 +7,9 @@ random state or a position of its own.
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -18,8 +19,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock.core.checks import check_integer, check_keys, option_names
-from penstock.core.errors import LoaderError, OptionError, ResumeError
-from penstock.core.protocols import Observer
+from penstock.core.errors import LoaderError, OptionError, ResumeError, SourceError
+from penstock.core.protocols import Observer, Order
 from penstock.core.text import cause
 from penstock.feed.loader import Loader
 from penstock.feed.ranks import current_world
@@ -28,15 +29,15 @@ from penstock.feed.torch_options import TorchOptions
 from penstock.files.durable import write_aside
 from penstock.files.regular import read_regular
 from penstock.plan.cursor import check_count, show_value
+from penstock.plan.orders import Sequential, WindowShuffle, shuffle_within
 from penstock.plan.plan import Plan
 from penstock.plan.world import World
 from penstock.recipes.webdataset.collate import collate_samples, collate_webdataset
-from penstock.recipes.webdataset.shuffle_options import ShuffleOptions, match_shards, select_index
 from penstock.run.options import RunOptions
 from penstock.shard.decoders.decode import Decoding
 from penstock.shard.manifest import METADATA
 from penstock.shard.names import KEY
-from penstock.source.tar.source import TarSource
+from penstock.source.tar.source import STRETCH_ITEMS, TarSource
 
 __all__ = ["ResumableWebDatasetLoader", "WebDatasetLoader", "create_webdataset_dataloader"]
 
@@ -98,10 +99,19 @@ class WebDatasetLoader(IterableDataset[dict[str, Any]]):
     ) -> None:
         check_keys("Options", source_options, option_names(type(self), WebDatasetLoader, TarSource))
         self._threads = 0 if max_workers is None else check_integer("max_workers", max_workers, at_least=0)
-        order = ShuffleOptions(shuffle, shuffle if shuffle_shards is None else shuffle_shards, buffer_size)
-        self.source = order.source(shard_dir, decode=decode, **source_options)
-        self._shards = match_shards(self.source, shard_pattern)
-        self._shuffle, self._seed = order, seed
+        self._buffer_size = check_integer("buffer_size", buffer_size, at_least=1)
+        self._shuffle, self._shuffle_shards = shuffle, shuffle if shuffle_shards is None else shuffle_shards
+        self._seed = seed
+        # In the chunks that the order permutes.
+        source = TarSource(shard_dir, chunk_items=STRETCH_ITEMS if shuffle else None, decode=decode, **source_options)
+        if source_options.get("fields") is None and source.manifest.shard_size is None:  # others wrote the tars
+            source = source.with_fields([*source.fields, KEY])
+        self.source, shards = source, source.manifest.shards
+        self._shards = [n for n, shard in enumerate(shards) if fnmatch(shard.name, shard_pattern or "*")]
+        if not self._shards:
+            raise SourceError(
+                f"No shards found that match {shard_pattern!r}. The dataset has {shards[0].name} … {shards[-1].name}."
+            )
         self._world = world or current_world()
         self._loader: Loader | None = None
         # Epochs that each worker process has begun; shared, so that workers that are restarted for each epoch know
@@ -131,7 +141,7 @@ class WebDatasetLoader(IterableDataset[dict[str, Any]]):
                 "create_webdataset_dataloader() and its state_dict(), or num_workers=0."
             )
         state = self._own_loader().state_dict()
-        borders = np.cumsum([self.source.manifest.shards[shard].n_items for shard in self._shards])
+        borders = np.cumsum(self._counts(self._shards))
         position = min(state["origin"] + state["batch"], int(borders[-1]))
         shard = int(np.searchsorted(borders[:-1], position, side="right"))
         before = int(borders[shard - 1]) if shard else 0
@@ -151,7 +161,7 @@ class WebDatasetLoader(IterableDataset[dict[str, Any]]):
             )
             return
         shard, offset = state["shard_idx"], state["sample_offset"]
-        counts = [self.source.manifest.shards[number].n_items for number in self._shards]
+        counts = self._counts(self._shards)
         check_count("shard_idx", shard)
         check_count("sample_offset", offset)
         if shard >= len(counts) or offset > counts[shard]:
@@ -200,12 +210,23 @@ class WebDatasetLoader(IterableDataset[dict[str, Any]]):
         return loader
 
     def _plan(self, shards: Sequence[int], batch_size: int, tail: Literal["drop", "short"]) -> Plan:
-        index = select_index(self.source, shards)
-        return Plan(index, self._shuffle.order(self.source, index), batch_size=batch_size, seed=self._seed, tail=tail)
+        counts, index = self._counts(range(len(self.source.manifest.shards))), self.source.index
+        if len(shards) < len(counts):
+            index = index.select(np.repeat(np.isin(np.arange(len(counts)), shards), counts))
+        compressed = self.source.manifest.compression != "none"
+        order: Order = Sequential()
+        if self._shuffle:
+            order = shuffle_within(index, self._buffer_size, permute_chunks=self._shuffle_shards, held=compressed)
+        elif self._shuffle_shards:
+            order = WindowShuffle(1, permute_items=False, held=compressed)
+        return Plan(index, order, batch_size=batch_size, seed=self._seed, tail=tail)
+
+    def _counts(self, shards: Iterable[int]) -> list[int]:
+        return [self.source.manifest.shards[shard].n_items for shard in shards]
 
     def _make_loader(self, shards: Sequence[int], *, threads: int) -> Loader:
-        plan = self._plan(shards, 1, "drop")
         options = RunOptions(executor="threads" if threads else "auto")
+        plan = self._plan(shards, 1, "drop")
         return Loader(self.source, plan, num_workers=threads, world=self._world, options=options)
 
 
