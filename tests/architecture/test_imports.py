@@ -54,7 +54,7 @@ CONCURRENCY_EXCEPTIONS = {
     "penstock.recipes.cellmap.loader": "a lock around the generator that datasets of cellmap-data keep",
     "penstock.recipes.streams.profiler": "names the thread of an event in its trace",
     "penstock.recipes.streams.rows": "a lock around the user's function, which is promised one call at a time",
-    "penstock.recipes.workersafe.pickling": "multiprocessing.reduction pickles as worker processes do; none is started",
+    "penstock.recipes.workersafe.datasets": "multiprocessing.reduction pickles as worker processes do; none is started",
 }
 POSITION_NAMES = (
     *("epoch", "cursor", "position", "delivered", "calls", "chunk", "batch"),

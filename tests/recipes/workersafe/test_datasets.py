@@ -244,7 +244,7 @@ def test_noise_that_clips_standardized_items_is_refused() -> None:
         (
             lambda: AugmentedDataset(base(), augment_params={"p": 1.0}),
             OptionError,
-            "augment_params must have only the keys .*got 'p'",
+            "Keys of augment_params must be among .*got p",
         ),
         (lambda: compute_standardization_stats(base(), []), OptionError, "at least one item of TensorDataset"),
         (
@@ -275,7 +275,7 @@ class Broken:
 def test_an_item_that_fails_is_named(number: int) -> None:
     errors = {
         17: (ValueError, "torn file"),
-        39: (ReadError, "Item 39 of Broken is out of range"),
+        39: (ReadError, r"Item 39 of .*Broken.* is out of range"),
         5: (OptionError, "got str"),
     }
     error, said = errors[number]

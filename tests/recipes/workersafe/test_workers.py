@@ -175,7 +175,7 @@ def shout(item: Any, rng: np.random.Generator) -> Any:
 def test_an_item_that_fails_in_a_worker_is_named() -> None:
     said = r"(?s)too loud.*\[penstock\] in item 11 of WorkerSafeAugmentedDataset\(20 items of Torn\), epoch 0"
     for given, expected_words in (
-        (WorkerSafeAugmentedDataset(Torn(), {}), r"(?s)torn file.*\[penstock\] in item 17 of Torn"),
+        (WorkerSafeAugmentedDataset(Torn(), {}), r"(?s)torn file.*\[penstock\] in item 17 of DatasetSource\(Torn\)"),
         (WorkerSafeAugmentedDataset(Torn(), None, transform=shout), said),
     ):
         batches: Any = iter(DataLoader(given, 4, num_workers=2, multiprocessing_context="fork"))

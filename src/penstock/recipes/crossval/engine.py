@@ -32,8 +32,7 @@ from penstock.recipes.workersafe.datasets import (
     WorkerSafeStandardizedDataset,
     compute_standardization_stats,
 )
-from penstock.recipes.workersafe.factory import OptimalDataLoaderFactory
-from penstock.recipes.workersafe.torch_loader import end_workers
+from penstock.recipes.workersafe.factory import OptimalDataLoaderFactory, end_workers
 from penstock.transform.presets import get_augmentation_params
 
 __all__ = [

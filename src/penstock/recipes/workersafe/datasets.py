@@ -6,9 +6,12 @@ for torch's own DataLoader. With a Penstock `Loader`, give the transforms to the
 """
 
 import copy
+import io
 import operator
+import pickle
 import random
 from collections.abc import Iterable, Mapping
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
@@ -16,12 +19,12 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import Dataset, get_worker_info
 
-from penstock.core.checks import check_integer
+from penstock.core.checks import check_integer, check_keys
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.protocols import Transform
-from penstock.core.seeds import check_seed, generator_for, key_for
-from penstock.recipes.workersafe.pickling import check_picklable
-from penstock.run.augment_state import AugmentState
+from penstock.core.seeds import generator_for, key_for
+from penstock.feed.map_dataset import MapDataset
+from penstock.source.dataset import DatasetSource
 from penstock.transform.compose import Compose, check_order
 from penstock.transform.moments import Moments
 from penstock.transform.noise import GaussianNoise
@@ -34,6 +37,7 @@ __all__ = [
     "StandardizedSubset",
     "WorkerSafeAugmentedDataset",
     "WorkerSafeStandardizedDataset",
+    "check_picklable",
     "compute_standardization_stats",
     "worker_init_fn",
 ]
@@ -105,14 +109,12 @@ StandardizedSubset = WorkerSafeStandardizedDataset
 """Former name of `WorkerSafeStandardizedDataset`."""
 
 
-class WorkerSafeAugmentedDataset(Dataset[Any]):
+class WorkerSafeAugmentedDataset(MapDataset):
     """A dataset with random transforms of x, as a function of (seed, epoch, item).
 
-    Call `set_epoch` before each epoch: it reaches running workers, forked or spawned, persistent or not, and the same
-    epoch always gives the same items. Without any `set_epoch`, the n-th read of an item counts as epoch n, over all
-    workers. Each epoch is then augmented differently, and the same for any number of workers, as long as epochs run to
-    their end and read each item once. An interrupted epoch, a sampler that repeats items, or reading an item by hand
-    advances the count of those items; use `set_epoch` if that matters.
+    Call `set_epoch` before each epoch, as `MapDataset` says. Without it, each epoch is augmented differently, and the
+    same for any number of workers, as long as epochs run to their end and read each item once. An interrupted epoch, a
+    sampler that repeats items, or reading an item by hand advances the count of those items.
 
     Parameters
     ----------
@@ -152,13 +154,10 @@ class WorkerSafeAugmentedDataset(Dataset[Any]):
         if (augment_params is None) == (transform is None):
             raise OptionError("Exactly one of augment_params, the arguments of SpecAugment, and transform is required.")
         self.base_dataset = _check_base(base_dataset)
-        self.seed = check_seed(seed)
         self._params = None if augment_params is None else copy.deepcopy(_check_params(augment_params))
-        self._transform = Compose(
-            [_make_transform(SpecAugment, self._params or {}) if transform is None else transform]
-        )
+        step = _make_transform(SpecAugment, self._params or {}) if transform is None else transform
+        super().__init__(DatasetSource(base_dataset, thread_safe=True), Compose([step]), seed)
         check_order(self.steps)
-        self._state = AugmentState(len(base_dataset))
         self.set_training(training)
 
     @property
@@ -169,56 +168,15 @@ class WorkerSafeAugmentedDataset(Dataset[Any]):
     @property
     def steps(self) -> tuple[Transform, ...]:
         """All transforms applied to an item, including those of the wrapped dataset."""
-        return (*getattr(self.base_dataset, "steps", ()), *self._transform.steps)
+        assert isinstance(self.transform, Compose), "set when it is made"
+        return (*getattr(self.base_dataset, "steps", ()), *self.transform.steps)
 
-    @property
-    def training(self) -> bool:
-        """Whether items are augmented."""
-        return self._state.training
-
-    @training.setter
-    def training(self, training: bool) -> None:
-        self.set_training(training)
-
-    def set_training(self, training: bool) -> None:
-        """Turn augmentation on or off, in all workers."""
-        if not isinstance(training, bool | np.bool_):
-            raise OptionError(f"training must be True or False, got {training!r}.")
-        self._state.training = bool(training)
-
-    @property
-    def epoch(self) -> int | None:
-        """The epoch from `set_epoch`; None if the reads of each item are counted instead."""
-        return self._state.epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Give the items of `epoch` from now on, in all workers. Call it between epochs, before `iter(loader)`."""
-        self._state.set_epoch(epoch)
-
-    def __len__(self) -> int:
-        return len(self.base_dataset)
-
-    def __getitem__(self, idx: int) -> Any:
-        number = _item_number(idx, self)
-        item = get_item(self.base_dataset, number)
-        if not self.training:
-            return item
-        epoch = self._state.begin_read(number)
-        try:
-            return self._transform(item, generator_for(self.seed, "augment", epoch, number))
-        except Exception as error:
-            error.add_note(f"[penstock] in item {number} of {self!r}, epoch {epoch}")
-            raise
+    def _check_number(self, index: int) -> int:
+        return _item_number(index, self)
 
     def __getstate__(self) -> dict[str, Any]:
-        check_picklable(self, transform=self._transform, base_dataset=self.base_dataset)
+        check_picklable(self, transform=self.transform, base_dataset=self.base_dataset)
         return self.__dict__.copy()
-
-    def __copy__(self) -> "WorkerSafeAugmentedDataset":
-        # A copy, for example for validation, must not share its settings with this one.
-        other = type(self).__new__(type(self))
-        other.__dict__.update(self.__dict__, _state=copy.copy(self._state))
-        return other
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} items of {type(self.base_dataset).__name__})"
@@ -254,12 +212,7 @@ class AugmentedDataset(WorkerSafeAugmentedDataset):
         seed: int = 0,
     ) -> None:
         given = _check_params(augment_params or {})
-        unknown = set(given) - {"spec_augment_params", "gaussian_noise_params"}
-        if unknown:
-            raise OptionError(
-                "augment_params must have only the keys 'spec_augment_params' and 'gaussian_noise_params', as from "
-                f"get_augmentation_params(), got {', '.join(map(repr, sorted(unknown)))}."
-            )
+        check_keys("Keys of augment_params", given, ["spec_augment_params", "gaussian_noise_params"])
         steps: list[Transform] = []
         if use_gaussian_noise:
             steps.append(_make_transform(GaussianNoise, given.get("gaussian_noise_params", {})))
@@ -356,3 +309,26 @@ def _make_transform(kind: Any, params: Mapping[str, Any]) -> Any:
 
 def _to_scalar_or_array(numbers: NDArray[np.float64]) -> Any:
     return float(numbers) if not numbers.ndim else numbers.copy()
+
+
+def check_picklable(owner: Any, **parts: Any) -> None:
+    """Raise OptionError that names the part that cannot be pickled; contents of arrays and tensors are skipped."""
+    for name, part in parts.items():
+        try:
+            _Trial(io.BytesIO(), pickle.HIGHEST_PROTOCOL).dump(part)
+        except OptionError:
+            raise  # a dataset inside this one has reported it
+        except Exception as error:
+            raise OptionError(
+                f"The {name} {part!r} of {owner!r} must be picklable for workers that are not forked: {error}. "
+                "Define it at the top of a module (no lambda, no local function), or use "
+                "multiprocessing_context='fork' or num_workers=0."
+            ) from error
+
+
+class _Trial(ForkingPickler):
+    """Pickles as for a worker process, but without the contents of arrays and tensors."""
+
+    def reducer_override(self, part: Any) -> Any:
+        bulk = isinstance(part, torch.Tensor) or (isinstance(part, np.ndarray) and not part.dtype.hasobject)
+        return (int, ()) if bulk else NotImplemented

@@ -2,7 +2,9 @@
 
 import logging
 import os
+import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,11 +19,12 @@ from penstock.core.text import count
 from penstock.files.machine import this_machine
 from penstock.plan.orders import Shuffle
 from penstock.recipes.tune.tuning import Tuning
-from penstock.recipes.workersafe.datasets import worker_init_fn
-from penstock.recipes.workersafe.pickling import check_picklable
-from penstock.recipes.workersafe.torch_loader import ignore_worker_count_warning
+from penstock.recipes.workersafe.datasets import check_picklable, worker_init_fn
 
-__all__ = ["DataLoaderConfigLogger", "EpochDataLoader", "OptimalDataLoaderFactory"]
+__all__ = [
+    "DataLoaderConfigLogger", "EpochDataLoader", "OptimalDataLoaderFactory", "end_workers",
+    "ignore_worker_count_warning",
+]  # fmt: skip
 
 _LOG = logging.getLogger("penstock")
 
@@ -122,12 +125,12 @@ class OptimalDataLoaderFactory:
         options
             `has_standardization`, `tuning`, and any arguments of torch's DataLoader, as in `create_training_loader`.
         """
-        return _make_sequential_loader("validation", dataset, batch_size, **options)
+        return _make_sequential("validation", dataset, batch_size, options)
 
     @staticmethod
     def create_test_loader(dataset: Any, batch_size: int, **options: Any) -> "EpochDataLoader":
         """Return a loader of all items, in order; see `create_validation_loader`."""
-        return _make_sequential_loader("test", dataset, batch_size, **options)
+        return _make_sequential("test", dataset, batch_size, options)
 
 
 class ShuffledEpochs(Sampler[int]):
@@ -195,19 +198,10 @@ class DataLoaderConfigLogger:
         _LOG.info("%s loader of %s items: %s", loader_type, f"{dataset_size:,}", settings)
 
 
-def _make_sequential_loader(
-    kind: str,
-    dataset: Any,
-    batch_size: int,
-    *,
-    has_standardization: bool = False,
-    tuning: Tuning | str | os.PathLike[str] | None = None,
-    **overrides: Any,
-) -> EpochDataLoader:
-    config = OptimalDataLoaderFactory.get_optimal_config(
-        len(dataset), has_standardization=has_standardization, tuning=tuning
-    )
-    return _make_loader(kind, dataset, batch_size, config | {"drop_last": False}, overrides)
+def _make_sequential(kind: str, dataset: Any, batch_size: int, options: dict[str, Any]) -> EpochDataLoader:
+    own = {name: options.pop(name) for name in ("has_standardization", "tuning") if name in options}
+    config = OptimalDataLoaderFactory.get_optimal_config(len(dataset), **own) | {"drop_last": False}
+    return _make_loader(kind, dataset, batch_size, config, options)
 
 
 def _make_loader(
@@ -267,3 +261,20 @@ def _set_epoch(dataset: Any, epoch: int) -> None:
         if callable(getattr(dataset, "set_epoch", None)):
             dataset.set_epoch(epoch)
         dataset = getattr(dataset, "base_dataset", getattr(dataset, "dataset", None))
+
+
+@contextmanager
+def ignore_worker_count_warning() -> Iterator[None]:
+    """Silence torch's warning about more workers than cores: the number of workers is the user's choice."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+        yield
+
+
+def end_workers(*loaders: Any) -> None:
+    """End the processes of torch DataLoaders now, even if an exception still refers to the loaders."""
+    for loader in loaders:
+        iterator, loader._iterator = getattr(loader, "_iterator", None), None
+        end = getattr(iterator, "_shutdown_workers", None)
+        if end is not None:
+            end()

@@ -20,8 +20,7 @@ from penstock.observe.advice import format_duration, format_rate
 from penstock.observe.gpu import Gpus
 from penstock.observe.plot import plot_benchmark
 from penstock.observe.watcher import watch
-from penstock.recipes.workersafe.factory import OptimalDataLoaderFactory
-from penstock.recipes.workersafe.torch_loader import end_workers, ignore_worker_count_warning
+from penstock.recipes.workersafe.factory import OptimalDataLoaderFactory, end_workers, ignore_worker_count_warning
 
 __all__ = ["DataLoaderPerformanceMonitor", "quick_benchmark"]
 
