@@ -18,7 +18,7 @@ BUDGET = {
     "files": 4503,
     "observe": 4581,
     "plan": 4122,
-    "recipes": 10607,
+    "recipes": 10545,
     "run": 3243,
     "shard": 7897,
     "source": 16025,

@@ -23,8 +23,8 @@ from penstock.recipes.chunked.audio import (
     ChunkedQuantizedAutoregressiveAudio,
     QuantizedAudioDataset,
     QuantizedAutoregressiveAudio,
+    collate_audio,
 )
-from penstock.recipes.chunked.collate import collate_audio
 from penstock.transform.quantization import quantize
 
 ZERO = 1 << 15

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from penstock.core.errors import OptionError
-from penstock.recipes.chunked.collate import collate_audio
+from penstock.recipes.chunked.audio import collate_audio
 
 
 def test_values_are_filled_up_with_what_no_loss_overlooks():

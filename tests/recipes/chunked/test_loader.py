@@ -87,7 +87,7 @@ def test_iterating_advances_when_a_chunk_is_through_and_not_before(workers: int)
     loader.set_chunk(0)
     assert numbers(loader)[:2] == first
     assert loader.current_chunk == 1
-    assert [item for batch in numbers(loader) for item in batch] == loader.get_chunk_indices(1)
+    assert [item for batch in numbers(loader) for item in batch] == loader.chunked.get_chunk_indices(1)
 
 
 def test_workers_persist_over_chunks() -> None:
@@ -124,7 +124,7 @@ def test_ranks_walk_different_items_and_equally_many_batches() -> None:
         found = [numbers(loader) for loader in loaders]
         assert [len(batches) for batches in found] == [2, 2, 2]
         together = [batch for step in zip(*found, strict=True) for batch in step]
-        assert [item for batch in together for item in batch] == loaders[0].get_chunk_indices(chunk)
+        assert [item for batch in together for item in batch] == loaders[0].chunked.get_chunk_indices(chunk)
 
 
 def test_without_a_chunk_size_it_is_a_plain_loader() -> None:

@@ -2,7 +2,7 @@ from penstock.recipes.chunked.audio import ChunkedQuantizedAudioDataset as Chunk
 from penstock.recipes.chunked.audio import ChunkedQuantizedAutoregressiveAudio as ChunkedQuantizedAutoregressiveAudio
 from penstock.recipes.chunked.audio import QuantizedAudioDataset as QuantizedAudioDataset
 from penstock.recipes.chunked.audio import QuantizedAutoregressiveAudio as QuantizedAutoregressiveAudio
-from penstock.recipes.chunked.collate import collate_audio as collate_audio
+from penstock.recipes.chunked.audio import collate_audio as collate_audio
 from penstock.recipes.chunked.datasets import ChunkedSequenceDataset as ChunkedSequenceDataset
 from penstock.recipes.chunked.datasets import ChunkSizes as ChunkSizes
 from penstock.recipes.chunked.datasets import SequenceDataset as SequenceDataset

@@ -3,22 +3,25 @@
 import logging
 import operator
 import os
+import re
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from penstock.core.checks import check_integer
+from penstock.core.checks import check_choice, check_integer
 from penstock.core.errors import OptionError, SourceError
-from penstock.recipes.chunked.collate import collate_audio
 from penstock.recipes.chunked.datasets import ChunkedSequenceDataset, SequenceDataset
 from penstock.recipes.chunked.loader import ChunkedDataLoader
-from penstock.recipes.chunked.select_files import count_files_below, is_ratio, select_files, sort_files
+from penstock.source.audio.file import find_audio_files
 from penstock.source.audio.source import AudioSource
 from penstock.transform.quantization import Quantization, Scale, check_bits, check_scale, q_zero, quantize
 
@@ -27,9 +30,12 @@ __all__ = [
     "ChunkedQuantizedAutoregressiveAudio",
     "QuantizedAudioDataset",
     "QuantizedAutoregressiveAudio",
+    "collate_audio",
 ]
 
 _LOG = logging.getLogger("penstock")
+_IGNORED = -100  # the default ignore_index of torch's cross_entropy
+_RATIO_STEPS = 1_000_000  # ratios count as decimals: 0.29 of 100 files is 29
 
 
 class QuantizedAudioDataset(Dataset[Any]):
@@ -88,8 +94,7 @@ class QuantizedAudioDataset(Dataset[Any]):
     ) -> None:
         self.zero = _silence(bits, quantization, scale)
         _check_steps(sample_len, context_len, pad_len)
-        if return_type not in ("autoregressive", None):
-            raise OptionError(f"return_type must be 'autoregressive' or None, got {return_type!r}.")
+        check_choice("return_type", return_type, ("autoregressive", None))
         if return_type is None and (context_len or pad_len):
             raise OptionError(
                 "context_len and pad_len must be None or 0 with return_type=None, got "
@@ -100,7 +105,7 @@ class QuantizedAudioDataset(Dataset[Any]):
         self.scale: Scale = scale
         self.drop_last, self.target_sr, self.context_len, self.pad_len = drop_last, target_sr, context_len, pad_len
         self.source = AudioSource(
-            select_files(sort_files(path), ratio_min, ratio_max, path),
+            _select_files(_sort_files(path), ratio_min, ratio_max, path),
             window_frames=sample_len,
             rate_hz=target_sr,
             tail="drop" if drop_last else "short",
@@ -247,7 +252,7 @@ class QuantizedAutoregressiveAudio(SequenceDataset):
         super().__init__(data_dir=data_dir, seed=seed)
         self._zero = _silence(bits, quantization, scale)
         _check_steps(sample_len, context_len, pad_len)
-        if not is_ratio(train_percentage) or not 0 < train_percentage < 1:
+        if not _is_ratio(train_percentage) or not 0 < train_percentage < 1:
             raise OptionError(
                 f"train_percentage must be a fraction between 0 and 1, such as 0.88, got {train_percentage!r}."
             )
@@ -284,8 +289,10 @@ class QuantizedAutoregressiveAudio(SequenceDataset):
     def setup(self) -> None:
         """Make the partitions, each with at least one file."""
         bounds = (0, self.train_percentage, (1 + self.train_percentage) / 2, 1)
-        n_files = len(sort_files(self.data_dir))
-        counts = [count_files_below(high, n_files) - count_files_below(low, n_files) for low, high in pairwise(bounds)]
+        n_files = len(_sort_files(self.data_dir))
+        counts = [
+            _count_files_below(high, n_files) - _count_files_below(low, n_files) for low, high in pairwise(bounds)
+        ]
         if not all(counts):
             few = n_files < len(counts)
             cure = f"Give {len(counts)} or more" if few else f"Use train_percentage={(n_files - 1.5) / n_files:.4g}"
@@ -352,22 +359,112 @@ class ChunkedQuantizedAutoregressiveAudio(QuantizedAutoregressiveAudio, ChunkedS
         )
 
 
+def collate_audio(batch: Sequence[Any], *, zero: float | None = None, ignore: float | None = None) -> Any:
+    """Return items as one batch, `(x, y, {"lengths"})`, with shorter ones padded at the end, in time.
+
+    Items that are codes alone become `(x, {"lengths"})`. Lengths, int64, are those of `x` before padding.
+
+    Parameters
+    ----------
+    zero
+        Padding of `x`; None: its first value, which is the code of silence in a pair of `QuantizedAudioDataset`.
+    ignore
+        Padding of `y`; None: -100 for codes, which torch's `cross_entropy` ignores, and NaN for amplitudes, so that a
+        loss that does not use the lengths becomes NaN instead of silently wrong.
+
+    Examples
+    --------
+    >>> long, short = torch.tensor([[128], [7], [8]]), torch.tensor([[128]])
+    >>> x, y, extras = collate_audio([(long, long + 1), (short, short + 1)])
+    >>> x[..., 0].tolist(), y[..., 0].tolist(), extras["lengths"].tolist()
+    ([[128, 7, 8], [128, 128, 128]], [[129, 8, 9], [129, -100, -100]], [3, 1])
+    """
+    if not batch:
+        raise OptionError("batch must have at least one item, got none.")
+    if all(isinstance(item, torch.Tensor) for item in batch):
+        if zero is None and len({len(item) for item in batch}) > 1:
+            raise OptionError(
+                "zero must be the code of silence, to pad items of different lengths, got None. Pass zero=."
+            )
+        return _pad("x", batch, zero or 0), _lengths(batch)
+    if not all(isinstance(item, tuple | list) and len(item) == 2 for item in batch):
+        kinds = sorted({type(item).__name__ for item in batch})
+        raise OptionError(f"Items must be tensors or pairs (x, y) of tensors, got {', '.join(kinds)}.")
+    xs, ys = zip(*batch, strict=True)
+    silence = xs[0].reshape(-1)[0].item() if zero is None else zero
+    nothing = _IGNORED if not ys[0].is_floating_point() else float("nan")
+    return _pad("x", xs, silence), _pad("y", ys, nothing if ignore is None else ignore), _lengths(xs)
+
+
+def _pad(name: str, values: Sequence[torch.Tensor], padding: float) -> torch.Tensor:
+    kinds = {(value.dtype, tuple(value.shape[1:])) for value in values}
+    if len(kinds) > 1:
+        raise OptionError(f"All {name} of a batch must have one dtype and shape besides the length, got {kinds}.")
+    if not values[0].is_floating_point() and padding != int(padding):
+        raise OptionError(
+            f"The padding of {name} must be an integer, since {name} is {values[0].dtype}, got {padding}."
+        )
+    return pad_sequence(list(values), batch_first=True, padding_value=padding)
+
+
+def _lengths(values: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {"lengths": torch.tensor([len(value) for value in values], dtype=torch.int64)}
+
+
+def _sort_files(path: str | os.PathLike[str]) -> list[Path]:
+    """Return the audio files of a folder in natural order."""
+    folder = Path(path)
+    found = find_audio_files(folder)
+    if not found:
+        raise SourceError(f"No wav, flac, ogg or mp3 file in {folder}. Give the folder of the audio files.")
+    return sorted(found, key=lambda file: _natural(file.relative_to(folder)))
+
+
+def _natural(path: Path) -> tuple[list[list[str | int]], str]:
+    """Return a sort key that compares numbers in names by value, and names that are then equal by their characters."""
+    parts: list[list[str | int]] = []
+    for part in path.parts:
+        words = re.split(r"(\d+)", part)  # text and numbers alternate, so that like is compared with like
+        parts.append([int(word) if place % 2 else word for place, word in enumerate(words)])
+    return parts, str(path)
+
+
+def _select_files(files: list[Path], ratio_min: float, ratio_max: float, path: object) -> list[Path]:
+    """Return the files from one ratio of their number to another; raise OptionError if these are none."""
+    if not (_is_ratio(ratio_min) and _is_ratio(ratio_max) and ratio_min < ratio_max):
+        raise OptionError(
+            f"Ratios must be 0 <= ratio_min < ratio_max <= 1, got ratio_min={ratio_min!r}, ratio_max={ratio_max!r}."
+        )
+    selected = files[_count_files_below(ratio_min, len(files)) : _count_files_below(ratio_max, len(files))]
+    if not selected:
+        raise OptionError(
+            f"ratio_min and ratio_max must select at least one of the {len(files)} files in {path}, got {ratio_min} "
+            f"and {ratio_max}. Use ratios that are {1 / len(files):.4g} or more apart."
+        )
+    return selected
+
+
+def _is_ratio(ratio: Any) -> bool:
+    """Return whether `ratio` is a number from 0 to 1."""
+    return isinstance(ratio, int | float | np.number) and not isinstance(ratio, bool) and bool(0 <= ratio <= 1)
+
+
+def _count_files_below(ratio: float, n_files: int) -> int:
+    """Return the number of files below a ratio."""
+    return int(Fraction(float(ratio)).limit_denominator(_RATIO_STEPS) * n_files)
+
+
 def _silence(bits: int, quantization: str | None, scale: str) -> float:
     """Return the code of silence; raise OptionError if an option is wrong."""
     check_bits(bits)
     check_scale(scale)
-    if quantization not in ("linear", "mu-law", None):
-        raise OptionError(f"quantization must be 'linear', 'mu-law' or None, got {quantization!r}.")
+    check_choice("quantization", quantization, (*get_args(Quantization), None))
     if quantization is None and scale == "item":
         raise OptionError("scale='item' needs a quantization, got None. Leave out scale for amplitudes as they are.")
     return 0.0 if quantization is None else q_zero(bits)
 
 
 def _check_steps(sample_len: int | None, context_len: int | None, pad_len: int | None) -> None:
-    for name, steps, at_least in (
-        ("sample_len", sample_len, 1),
-        ("context_len", context_len, 0),
-        ("pad_len", pad_len, 0),
-    ):
+    for name, steps in (("sample_len", sample_len), ("context_len", context_len), ("pad_len", pad_len)):
         if steps is not None:
-            check_integer(name, steps, at_least=at_least)
+            check_integer(name, steps, at_least=1 if name == "sample_len" else 0)

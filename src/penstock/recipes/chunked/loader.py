@@ -19,7 +19,7 @@ from penstock.feed.position import Position
 from penstock.feed.ranks import current_world
 from penstock.feed.torch_options import TorchOptions, refuse_keywords
 from penstock.plan.cursor import Cursor
-from penstock.plan.epoch import Share, Tail
+from penstock.plan.epoch import Tail
 from penstock.plan.orders import Sequential, Shuffle
 from penstock.plan.plan import Plan, Segments
 from penstock.plan.world import World
@@ -90,15 +90,6 @@ class ChunkedSampler(Sampler[int]):
         return self.position.world
 
     @property
-    def cursor(self) -> Cursor:
-        """The chunk, and how many of its batches are done, over all ranks."""
-        return self.position.cursor
-
-    @cursor.setter
-    def cursor(self, cursor: Cursor) -> None:
-        self.position.go_to(cursor)
-
-    @property
     def current_chunk(self) -> int:
         """The next chunk; counted over all passes."""
         return self.position.epoch
@@ -142,25 +133,16 @@ class ChunkedSampler(Sampler[int]):
         }
 
     def __iter__(self) -> Iterator[int]:
-        for items in self.share().items():
+        for items in self.position.share().items():
             yield from items.tolist()
 
     def __len__(self) -> int:
         """Items left in this chunk, on this rank."""
-        share = self.share()
+        share = self.position.share()
         if not share.n_steps:
             return 0
         last = share.draw(share.n_steps - 1)
         return (share.n_steps - 1) * self.segments.passes.batch_size + len(last.items)
-
-    @property
-    def n_batches(self) -> int:
-        """Batches in the whole chunk, on this rank."""
-        return len(self.position)
-
-    def share(self) -> Share:
-        """Return the share of this rank in the rest of this chunk."""
-        return self.position.share()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the sampler, as plain JSON."""
@@ -313,22 +295,9 @@ class ChunkedDataLoader(DataLoader[Any]):
         """The rank that the batches are dealt to."""
         return self._sampler().world
 
-    @property
-    def segments(self) -> Plan:
-        """The plan: the items of each batch of each chunk."""
-        return self._sampler().segments
-
     def set_chunk(self, chunk_idx: int) -> None:
         """Yield this chunk next."""
         self._sampler().set_chunk(chunk_idx)
-
-    def advance_chunk(self) -> None:
-        """Move on to the next chunk."""
-        self._sampler().advance_chunk()
-
-    def get_chunk_indices(self, chunk_idx: int) -> list[int]:
-        """Return the items of a chunk, in order, over all ranks."""
-        return self._sampler().get_chunk_indices(chunk_idx)
 
     def get_chunk_info(self) -> dict[str, int]:
         """Return the position of the loader; passes, and chunks within a pass, are counted from 0."""
