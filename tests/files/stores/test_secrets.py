@@ -15,7 +15,10 @@ import penstock as ps
 from penstock.cli.main import app
 from penstock.convert import convert_to_shards, edit_dataset, inputs_of
 from penstock.recipes.cellmap.multi import open_plate
+from penstock.recipes.chunked import QuantizedAudioDataset
+from penstock.recipes.crossval import cross_val_training
 from penstock.recipes.streams import SimulationWriter
+from penstock.recipes.tune.tuning import Tuning
 from penstock.shard.index_tars import index_archives
 from penstock.source.lengths import item_lengths
 from penstock.source.tar.quarantine import Quarantine
@@ -51,6 +54,7 @@ DOORS: dict[str, Callable[[str], Any]] = {
     "open": ps.open,
     "TarSource": ps.TarSource,
     "ZarrSource": ps.ZarrSource,
+    "ZarrSource.fields": lambda url: ps.ZarrSource("x.zarr", [url]),
     "AudioSource": ps.AudioSource,
     "AudioSource of a list": lambda url: ps.AudioSource([url]),
     "TableSource": ps.TableSource,
@@ -72,6 +76,9 @@ DOORS: dict[str, Callable[[str], Any]] = {
     "edit_dataset": lambda url: edit_dataset(url, "out"),
     "inputs_of": lambda url: inputs_of([url]),
     "index_archives": index_archives,
+    "QuantizedAudioDataset": QuantizedAudioDataset,
+    "cross_val_training": lambda url: cross_val_training(data_path=url),
+    "Tuning.load": Tuning.load,
     "SimulationWriter": lambda url: SimulationWriter(url, np.zeros((2, 5), np.float32), 1),
     "Quarantine": lambda url: Quarantine(url, "", 1),
     "item_lengths": lambda url: item_lengths(ps.ArraySource({"x": np.zeros(2)}), [1, 1], cache=url),

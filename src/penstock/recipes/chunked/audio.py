@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 
 from penstock.core.checks import check_choice, check_integer
 from penstock.core.errors import OptionError, SourceError
+from penstock.files.kinds import local_path
 from penstock.recipes.chunked.datasets import ChunkedSequenceDataset, SequenceDataset
 from penstock.recipes.chunked.loader import ChunkedDataLoader
 from penstock.source.audio.file import find_audio_files
@@ -413,6 +414,7 @@ def _lengths(values: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def _sort_files(path: str | os.PathLike[str]) -> list[Path]:
     """Return the audio files of a folder in natural order."""
+    local_path(path)  # a URL would be a folder that does not exist
     folder = Path(path)
     found = find_audio_files(folder)
     if not found:

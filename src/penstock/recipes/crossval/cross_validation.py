@@ -30,6 +30,7 @@ from penstock.convert.table import read_table
 from penstock.core.errors import OptionError, PenstockError, ReadError, SourceError
 from penstock.core.limits import check_expansion
 from penstock.core.text import cause
+from penstock.files.kinds import local_path
 from penstock.files.regular import open_regular
 from penstock.recipes.crossval.engine import DEFAULTS, SINGLE_FOLD_DEFAULTS, TrainingEngine, check_config
 from penstock.recipes.crossval.folds import best_grouped_folds, best_grouped_split, stratified_folds
@@ -182,6 +183,7 @@ class _Data(NamedTuple):
             repeated = [name for name, value in given.items() if value is not None]
             if repeated:
                 raise OptionError(f"data_path excludes arrays, got both it and {', '.join(repeated)}.")
+            local_path(data_path)  # a URL would be a file that does not exist
             given = _read_file(Path(data_path))
         missing = [name for name in _NEEDED if given[name] is None]
         if missing:

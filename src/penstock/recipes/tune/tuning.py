@@ -10,6 +10,7 @@ from typing import Any
 from penstock.core.errors import OptionError
 from penstock.core.text import count
 from penstock.files.durable import write_aside
+from penstock.files.kinds import local_path
 from penstock.files.machine import Machine, this_machine
 from penstock.files.regular import read_regular
 from penstock.run.options import Executor, RunOptions
@@ -225,6 +226,7 @@ class Tuning:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Tuning":
         """Read a file written by `save`; raise OptionError if the machine now has another number of CPUs."""
+        local_path(path)
         try:
             found = json.loads(read_regular(path))
             _check_version(path, found["version"])

@@ -17,6 +17,7 @@ from penstock.core.errors import OptionError, SourceError
 from penstock.core.index import Index, join_presence
 from penstock.core.types import Block, Field, Span
 from penstock.files.stores.options import StoreOptions
+from penstock.files.stores.url import is_url, parse_place
 from penstock.source.checks import allocate_block, check_items, check_out, check_span, keep_existing, sum_stored
 from penstock.source.file_ranges import keep_whole_groups
 from penstock.source.ranges import RemoteUse, join_ranges
@@ -319,6 +320,8 @@ def _parse_fields(
             raise OptionError(
                 f"Field {name!r} must be an array, or a tuple of an array and its columns, got {chosen!r}."
             )
+        if is_url(parts[0]):
+            raise OptionError(f"Fields must be names of arrays below the path, got the URL {parse_place(parts[0])}.")
         specs[name] = (root if parts[0] in ("", ".") else root / parts[0], parts[1:])
     return specs
 
