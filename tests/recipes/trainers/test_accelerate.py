@@ -67,6 +67,8 @@ class Run:
                 left -= 1
                 if folder is not None:
                     self.accelerator.save_state(folder / str(len(self.seen)))
+            if folder is not None:  # at the end of an epoch
+                self.accelerator.save_state(folder / f"{len(self.seen)} ended")
 
     def _step(self, items: torch.Tensor) -> None:
         self.seen.append(items.tolist())
@@ -90,12 +92,14 @@ def test_batches_are_those_of_the_loader_and_a_run_goes_on_from_each(make: Any, 
     whole = Run(make())
     whole.train(BATCHES, tmp_path)
     assert whole.seen == expected
-    for done in range(1, len(expected)):
-        rest = Run(make())
-        rest.accelerator.load_state(tmp_path / str(done))
+    saved = sorted(path.name for path in tmp_path.iterdir())
+    assert sum(name.endswith("ended") for name in saved) > 1
+    for name in saved:
+        done, rest = int(name.split()[0]), Run(make())
+        rest.accelerator.load_state(tmp_path / name)
         rest.train(len(expected) - done)
-        assert rest.seen == expected[done:]
-        assert rest.weights() == whole.weights()
+        assert rest.seen == expected[done:], name
+        assert rest.weights() == whole.weights(), name
 
 
 def test_accumulated_gradients_are_used_up_at_the_end_of_a_chunk_and_go_on_from_steps(tmp_path: Path) -> None:
