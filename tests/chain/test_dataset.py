@@ -454,6 +454,20 @@ def test_groups_that_are_no_fields_are_refused_with_what_to_name(
         ps.open("weather.zarr")
 
 
+@pytest.mark.parametrize("version", [2, 3])
+def test_arrays_whose_rows_run_along_different_axes_are_refused(version: int, tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "x.zarr", mode="w", zarr_format=version)
+    for name, axes in (("a", ["time", "x"]), ("b", ["x", "time"]), ("c", ["time", "y"])):  # as xarray stores them
+        named: dict[str, Any] = {"dimension_names": axes} if version == 3 else {}
+        named = named or {"attributes": {"_ARRAY_DIMENSIONS": axes}}
+        group.create_array(name, shape=(6, 6), dtype="i4", fill_value=3, **named)
+    for where in (tmp_path / "x.zarr", (tmp_path / "x.zarr").as_uri()):
+        for fields in (None, ["a", "b"], ["b", "c"]):
+            with pytest.raises(ps.SourceError, match=r"got '[abc]' with axes \['.*Leave one out with fields=\["):
+                ps.open(where, **({} if fields is None else {"fields": fields}))
+        assert [len(ps.open(where, fields=fields).source.index) for fields in (["a", "c"], ["b"])] == [6, 6]
+
+
 def test_files_of_other_kinds_are_refused_by_name(tmp_path: Path) -> None:
     for name in ("a.mp4", "b.mp4", "notes"):
         (tmp_path / name).write_bytes(b"x")

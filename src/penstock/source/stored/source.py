@@ -27,7 +27,7 @@ from penstock.source.select.selectable import Selectable, check_fields
 from penstock.source.stored.chunk_grid import Selection
 from penstock.source.stored.folders import Folders
 from penstock.source.stored.open_array import StoredArray, open_array
-from penstock.source.stored.zarr.group import find_arrays
+from penstock.source.stored.zarr.group import check_axes, find_arrays
 from penstock.source.stored.zarr.record import MissingChunks, check_missing_chunks
 from penstock.source.stored.zarr.store_folder import StoreFolder
 
@@ -120,6 +120,8 @@ class ZarrSource(Selectable, RemoteParts):
                 f"All arrays must have the same number of rows, got {lengths}. Choose those of one length, as in "
                 f"fields={self._find_largest()}."
             )
+        if len(specs) > 1:
+            check_axes({name: where for name, (where, _) in specs.items()})
         self._n_items = next(iter(lengths.values()))
         self._remotes = RemoteUse(self._arrays.values())
         self._parts = self._remotes.folders

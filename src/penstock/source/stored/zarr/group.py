@@ -15,7 +15,7 @@ from penstock.source.stored.folders import find_hdf5
 from penstock.source.stored.n5 import refuse_n5
 from penstock.source.stored.zarr.store_folder import LocalFolder, StoreFolder, UrlFolder
 
-__all__ = ["find_arrays", "refuse_anndata"]
+__all__ = ["check_axes", "find_arrays", "refuse_anndata"]
 
 
 def find_arrays(folder: StoreFolder) -> list[str] | None:
@@ -137,11 +137,35 @@ def _list_remote(folder: UrlFolder, *, is_group: bool) -> list[str] | None:
     return found or None
 
 
+def check_axes(folders: Mapping[str, StoreFolder]) -> None:
+    """Raise SourceError if rows of an array run along an axis that another one has, too, but not as its first.
+
+    xarray stores the names of axes; such arrays would be paired by the places of their rows.
+    """
+    axes = dict(zip(folders, map_at_once(_read_axes, list(folders.values())), strict=True))
+    for name, (first, *_) in ((name, each) for name, each in axes.items() if each):
+        other = next((other for other, each in axes.items() if first in each[1:] and each[0] != first), None)
+        if other is not None:
+            raise SourceError(
+                f"Rows of all arrays must run along one axis, got {name!r} with axes {axes[name]} and {other!r} with "
+                f"{axes[other]}. Leave one out with fields=[...], or store it transposed."
+            )
+
+
+def _read_axes(folder: StoreFolder) -> list[str]:
+    if find_hdf5(str(folder)) is not None:
+        return []
+    content = _read_json(folder, "zarr.json")
+    found = content or _read_json(folder, ".zattrs") or {}
+    names = found.get("_ARRAY_DIMENSIONS" if content is None else "dimension_names")
+    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
+
+
 def _read_json(folder: StoreFolder, name: str) -> dict[str, Any] | None:
     """Return the content of a metadata file; None if there is none."""
     try:
         content = json.loads(folder.read_file(name))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except PenstockError:
         raise
