@@ -87,7 +87,7 @@ bench: $(READY) $(LIBRARY) $(if $(filter peers,$(BENCH)),.venv-peers/.ready)
 
 # Parts, --minutes and --seed: FAULTS="kills --minutes 5 --seed 3". Writes the table of docs/explanation/guarantees.md.
 faults: $(READY) $(LIBRARY)
-	$(BIN)/python -m tests.campaign --write $(FAULTS)
+	$(BIN)/python -m bench.campaign --write $(FAULTS)
 
 # Bounded: so many changes per folder. Folders, --count and --seed: MUTANTS="plan --count 100 --seed 3".
 mutants: $(READY) $(LIBRARY)

@@ -25,7 +25,7 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     ("faults",),
     ("recipes",),
     (),
-    ("campaign", "files"),
+    ("docs", "files"),
     ("source",),
     ("convert",),
     ("recipes/webdataset", "recipes/streams", "recipes/mixture", "contracts"),

@@ -96,7 +96,7 @@ def test_the_command_reference_names_every_command_and_option():
 
 def test_guarantees_are_all_linked_to_tests():
     page = _DOCS / "explanation" / "guarantees.md"
-    promises = page.read_text().partition("\n## Faults")[0]  # tests/campaign has those of the table of faults
+    promises = page.read_text().partition("\n## Faults")[0]  # bench/campaign has those of the table of faults
     rows = re.findall(r"^\| (?!---|promise)(.*?) \| (.*) \|$", promises, re.M)
     assert rows
     for promise, proof in rows:

@@ -7,7 +7,7 @@ import pytest
 from penstock_remote_kills import kill_a_training
 from penstock_test_parts import run_isolated
 
-from tests.campaign.kills.resumable import kill_after
+from bench.campaign.kills.resumable import kill_after
 
 
 @pytest.mark.parametrize("seed", [1, 2])
