@@ -17,7 +17,6 @@ _HARMLESS = {"urllib", "urllib.parse"}  # texts only
 _LOCAL_SOCKETS = {
     # A pair of sockets between a forked child and the process that does its requests:
     "penstock.files.stores.clients.client_process",
-    "penstock.files.stores.clients.messages",
     "penstock.files.stores.clients.process_client",
 }
 

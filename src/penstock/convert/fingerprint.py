@@ -13,8 +13,8 @@ from penstock.core.text import cause
 from penstock.files.regular import open_regular
 from penstock.files.spans.options import RemoteOptions
 from penstock.files.spans.remote_folder import RemoteFolder
-from penstock.files.stores.open_store import open_store
 from penstock.files.stores.protocol import ObjectInfo
+from penstock.files.stores.store import open_store
 from penstock.files.stores.url import Url
 from penstock.shard.manifest import MANIFEST
 

@@ -20,8 +20,8 @@ from penstock.core.errors import OptionError, SourceError
 from penstock.core.text import about_unread
 from penstock.files.spans.options import RemoteOptions
 from penstock.files.stores.errors import MissingObjectError
-from penstock.files.stores.open_store import open_store
 from penstock.files.stores.options import StoreOptions
+from penstock.files.stores.store import open_store
 from penstock.files.stores.url import Url
 from penstock.shard.manifest import MANIFEST
 from penstock.source.audio.file import EXTENSIONS, find_audio_files

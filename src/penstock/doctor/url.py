@@ -11,8 +11,8 @@ from penstock.core.errors import DamageError, PenstockError, SourceError
 from penstock.core.text import cause, count
 from penstock.doctor.dataset import list_some
 from penstock.doctor.finding import Finding, Progress
-from penstock.files.stores.open_store import open_store
 from penstock.files.stores.options import StoreOptions
+from penstock.files.stores.store import open_store
 from penstock.files.stores.url import Url
 from penstock.shard.places.open_dataset import open_dataset
 from penstock.shard.summary import find_problems

@@ -2,8 +2,9 @@
 
 import os
 import tempfile
+from pathlib import Path
 
-__all__ = ["open_unnamed"]
+__all__ = ["find_path", "open_unnamed"]
 
 
 def open_unnamed() -> int:
@@ -12,3 +13,13 @@ def open_unnamed() -> int:
         return os.memfd_create("penstock", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
+
+
+def find_path(handle: int) -> Path:
+    """Return a path by which an open file can be opened again, from its beginning, while it is open here.
+
+    Elsewhere than on Linux, it is the same open file: whoever reads it must be this process, and reads on from where it
+    is.
+    """
+    there = Path(f"/proc/{os.getpid()}/fd/{handle}")
+    return there if there.exists() else Path(f"/dev/fd/{handle}")

@@ -20,7 +20,7 @@ from penstock.files.spans.remote_folder import RemoteFolder
 from penstock.files.spans.seekable_file import RemoteFile
 from penstock.files.spans.span import Span
 from penstock.files.stores.errors import MissingObjectError
-from penstock.files.stores.open_store import open_store
+from penstock.files.stores.store import open_store
 from penstock.files.stores.url import Url
 
 CONTENT = np.arange(1, 26, dtype="<u4").tobytes()  # 100 bytes

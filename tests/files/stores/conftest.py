@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import pytest
 from penstock_remote import Endpoint
 
-from penstock.files.stores.open_store import open_store
-from penstock.files.stores.protocol import Store
+from penstock.files.stores.store import Store, open_store
 
 
 @pytest.fixture

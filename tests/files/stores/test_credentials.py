@@ -15,7 +15,7 @@ from penstock_remote import Endpoint, s3_keys
 
 from penstock import MissingDependency, OptionError, ReadError, StoreOptions
 from penstock.files.stores.clients.settings import find_provider, obstore_config
-from penstock.files.stores.open_store import open_store
+from penstock.files.stores.store import open_store
 from penstock.files.stores.url import Url
 
 SECRETS = ("penstockkey", "penstocksecret")

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,8 @@ from penstock_remote import Endpoint, s3_keys
 
 from penstock import OptionError, ReadError, WriteError
 from penstock.files.stores.errors import ReplacedObjectError
-from penstock.files.stores.open_store import open_store
 from penstock.files.stores.options import StoreOptions
-from penstock.files.stores.protocol import Store
+from penstock.files.stores.store import Store, open_store
 from penstock.files.stores.url import Url
 
 NUMBERS = np.arange(100_000, dtype="<u4").tobytes()
@@ -219,31 +219,21 @@ def test_of_many_writers_one_is_first(s3: Endpoint) -> None:
 
 
 @pytest.mark.parametrize("fault", ["500", "503", "429", "drop"])
-def test_parts_of_an_upload_are_sent_again(s3: Endpoint, fault: str) -> None:
+def test_parts_of_an_upload_are_sent_again(s3: Endpoint, tmp_path: Path, fault: str) -> None:
     content = np.arange(10_000_000, dtype="<u4").tobytes()
     store = open_with(s3, deadline_seconds=68.0)
     s3.break_requests({**PASSING[fault][0], "method": "PUT", "times": 2})
-    upload = store.open_upload("x")
-    for begin in range(0, len(content), 1 << 20):
-        upload.write(content[begin : begin + (1 << 20)])
-    assert upload.finish().n_bytes == len(content)
+    (tmp_path / "staged").write_bytes(content)
+    assert store.put_file("x", tmp_path / "staged").n_bytes == len(content)
     assert (s3.folder / "x").read_bytes() == content
 
 
-def test_an_upload_that_fails_names_what_was_lost(s3: Endpoint) -> None:
+def test_an_upload_that_fails_names_what_was_lost(s3: Endpoint, tmp_path: Path) -> None:
     s3.break_requests({"kind": "status", "status": 500, "method": "PUT"})
-    upload = open_with(s3, retries=0).open_upload("x")
-
-    def write() -> None:
-        for _ in range(30):
-            upload.write(bytes(4_000_000))
-        upload.finish()
-
-    with pytest.raises(
-        WriteError, match=rf"Could not write {s3.url}/x: after [\d,]+ bytes and .* s: the server answered 500"
-    ):
-        write()
-    upload.abort()
+    (tmp_path / "staged").write_bytes(bytes(60_000_000))
+    said = rf"Could not write {s3.url}/x: 60,000,000 bytes, after .* s: the server answered 500"
+    with pytest.raises(WriteError, match=said):
+        open_with(s3, retries=0).put_file("x", tmp_path / "staged")
     assert not (s3.folder / "x").exists()
 
 
@@ -256,7 +246,7 @@ def test_deadlines_and_retries_hold_for_all_methods(s3: Endpoint) -> None:
         lambda: list(store.list_objects()),
         lambda: store.put("x", b""),
         lambda: store.put("x", b"", if_absent=True),
-        lambda: store.open_upload("x").finish(),
+        lambda: store.put_file("x", Path(__file__)),
     ]
     for call in calls:
         with pytest.raises((ReadError, WriteError), match=rf"Could not .* {s3.url}.*: 1 attempt in .*500"):

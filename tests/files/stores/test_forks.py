@@ -7,6 +7,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import weakref
@@ -25,8 +26,8 @@ from penstock.files.stores.clients.obstore_client import ObstoreClient
 from penstock.files.stores.clients.process_client import ProcessClient
 from penstock.files.stores.clients.shared_client import find_client
 from penstock.files.stores.errors import MissingObjectError, ReplacedObjectError
-from penstock.files.stores.open_store import open_store
-from penstock.files.stores.protocol import Store
+from penstock.files.stores.store import Store, open_store
+from penstock.files.unnamed import find_path
 
 NUMBERS = np.arange(1_000_000, dtype="<u4")
 
@@ -77,13 +78,10 @@ def do_everything(store: Store) -> list[Any]:
     done: list[Any] = [read(store, 999_999, 1, info.version), np.frombuffer(content, "<u4").tolist()[123:125]]
     done += [same == info, sorted(found.key for found in store.list_objects())]
     done += [store.put("small", b"x", if_absent=True), store.put("small", b"y", if_absent=True)]
-    upload = store.open_upload("large")
-    for _ in range(10):
-        upload.write(NUMBERS.tobytes())
-    done.append(upload.finish().n_bytes)
-    upload = store.open_upload("never")
-    upload.write(bytes(20_000_000))
-    upload.abort()
+    with tempfile.TemporaryFile() as file:
+        file.write(10 * NUMBERS.tobytes())
+        file.seek(0)
+        done.append(store.put_file("large", find_path(file.fileno())).n_bytes)
     for wrong in (
         lambda: store.describe("nothing"),
         lambda: read(store, 0, 1, "another"),
@@ -242,7 +240,7 @@ def test_a_process_that_was_forked_before_uses_obstore_itself(s3: Endpoint) -> N
     (s3.folder / "numbers").write_bytes(NUMBERS.tobytes())
     script = (
         "import os, sys\n"
-        "from penstock.files.stores.open_store import open_store\n"
+        "from penstock.files.stores.store import open_store\n"
         "from penstock.files.stores.url import Url\n"
         f"store = open_store(Url({str(s3.url)!r}))\n"
         "if os.fork():\n"

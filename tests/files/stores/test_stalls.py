@@ -4,14 +4,14 @@ import re
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from penstock_remote import Endpoint
 
 from penstock import ReadError, WriteError
-from penstock.files.stores.open_store import open_store
-from penstock.files.stores.protocol import Store
+from penstock.files.stores.store import Store, open_store
 
 CONTENT = bytes(range(256)) * 1000
 STALLS: dict[str, dict[str, Any]] = {
@@ -69,14 +69,13 @@ def test_a_stall_holds_up_only_its_own_request(s3: Endpoint) -> None:
     assert done == [CONTENT[7:100_007]]
 
 
-def test_uploads_and_lists_that_stall_end_within_the_deadline(s3: Endpoint) -> None:
+def test_uploads_and_lists_that_stall_end_within_the_deadline(s3: Endpoint, tmp_path: Path) -> None:
     store = open_store(s3.url, replace(s3.options, deadline_seconds=3.0))
     s3.break_requests({"kind": "stall", "seconds": 3600})
     with pytest.raises(ReadError, match="did not answer in time"):
         list(store.list_objects())
     with pytest.raises(WriteError, match="did not answer in time"):
         store.put("x", b"1")
-    upload = store.open_upload("x")
+    (tmp_path / "staged").write_bytes(bytes(200_000_000))
     with pytest.raises(WriteError, match="did not answer in time"):
-        upload.write(bytes(200_000_000))
-    upload.abort()
+        store.put_file("x", tmp_path / "staged")

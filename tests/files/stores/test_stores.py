@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import tempfile
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +11,12 @@ import numpy as np
 import pytest
 from penstock_remote import Endpoint
 
-from penstock import OptionError, ReadError, WriteError
+from penstock import OptionError, ReadError
 from penstock.files.stores.errors import MissingObjectError, ReplacedObjectError
-from penstock.files.stores.open_store import open_store
 from penstock.files.stores.options import StoreOptions
-from penstock.files.stores.protocol import Store
-from penstock.files.stores.remote_store import PIECE_BYTES
+from penstock.files.stores.store import PIECE_BYTES, Store, open_store
 from penstock.files.stores.url import Url
+from penstock.files.unnamed import find_path
 
 NUMBERS = np.arange(300_000, dtype="<u4").tobytes()
 """Each four bytes are their own position."""
@@ -112,30 +112,31 @@ def test_bytes_after_the_end_are_no_bytes(writable: Store) -> None:
 
 
 @pytest.mark.parametrize("n_bytes", [0, 100_000, (1 << 23) + 77, 20_000_000])
-def test_uploads_appear_when_they_are_finished(writable: Store, n_bytes: int) -> None:
+def test_the_content_of_a_file_is_written(writable: Store, tmp_path: Path, n_bytes: int) -> None:
     content = np.arange(n_bytes // 4 + 1, dtype="<u4").tobytes()[:n_bytes]
-    upload = writable.open_upload("below/x")
-    for begin in range(0, n_bytes, 3_000_000):
-        upload.write(memoryview(content)[begin : begin + 3_000_000])
-    assert "below/x" not in [found.key for found in writable.list_objects()]
-    info = upload.finish()
+    (tmp_path / "staged").write_bytes(content)
+    info = writable.put_file("below/x", tmp_path / "staged")
     assert (info.key, info.n_bytes) == ("below/x", n_bytes)
     assert read(writable, "below/x", 0, n_bytes, info.version) == content
     assert writable.counts.bytes_written == n_bytes
-    upload.abort()
-    with pytest.raises(WriteError, match="has ended"):
-        upload.finish()
 
 
-@pytest.mark.parametrize("n_bytes", [1000, 20_000_000])
-def test_an_upload_that_is_aborted_leaves_nothing(writable: Store, n_bytes: int) -> None:
-    upload = writable.open_upload("x")
-    upload.write(bytes(n_bytes))
-    upload.abort()
-    upload.abort()
-    assert list(writable.list_objects()) == []
-    with pytest.raises(WriteError, match="has ended"):
-        upload.write(b"more")
+def test_a_file_without_a_name_is_written(writable: Store) -> None:
+    with tempfile.TemporaryFile() as file:
+        file.write(NUMBERS)
+        file.seek(0)
+        assert writable.put_file("x", find_path(file.fileno())).n_bytes == len(NUMBERS)
+    assert writable.read_object("x")[0] == NUMBERS
+
+
+def test_a_folder_lists_its_folders_and_objects_and_nothing_below_them(writable: Store) -> None:
+    for key in ("a", "below/b", "below/deep/c", "other/d"):
+        writable.put(key, b"1234")
+    folders, objects = writable.list_folder()
+    assert (folders, [info.key for info in objects]) == (["below", "other"], ["a"])
+    assert objects == [writable.describe("a")]
+    folders, objects = writable.list_folder("below")
+    assert (folders, [info.key for info in objects]) == (["deep"], ["below/b"])
 
 
 @pytest.mark.canary("server")

@@ -166,7 +166,7 @@ import os, shutil, signal, sys
 from pathlib import Path
 import numpy as np
 from penstock.files.stores.options import StoreOptions
-from penstock.files.stores import remote_store
+from penstock.files.stores.store import Store
 from penstock.shard.outputs.write_options import WriteOptions
 from penstock.shard.writer import ShardWriter
 from penstock_remote import s3_keys
@@ -200,8 +200,8 @@ def write_until(n_calls, resume):
                 os.kill(os.getpid(), signal.SIGKILL)
             return method(*args, **more)
         return call
-    for name in ("put", "remove", "start_upload"):
-        setattr(remote_store.RemoteStore, name, dying(getattr(remote_store.RemoteStore, name)))
+    for name in ("put", "remove", "put_file"):
+        setattr(Store, name, dying(getattr(Store, name)))
     write(50, 5, overwrite=overwrites and not resume, resume=resume)
 
 def visible():

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from penstock.convert.inputs.protocol import input_place
 from penstock.core.errors import ReadError, SourceError
-from penstock.files.stores.open_store import open_store
 from penstock.files.stores.options import StoreOptions
+from penstock.files.stores.store import open_store
 from penstock.files.stores.url import Url
 
 __all__ = ["expand_paths"]

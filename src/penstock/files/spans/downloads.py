@@ -24,7 +24,7 @@ from weakref import WeakSet
 from penstock.core.errors import ReadError
 from penstock.files.spans.entries import Answer, Bytes, Entry, Line, Owner, Reader
 from penstock.files.spans.span import WHOLE, Span
-from penstock.files.stores.remote_store import PIECE_BYTES
+from penstock.files.stores.store import PIECE_BYTES
 
 __all__ = ["Downloads"]
 

@@ -19,10 +19,9 @@ from penstock.files.spans.folder import CacheFolder
 from penstock.files.spans.options import RemoteOptions
 from penstock.files.spans.span import WHOLE, Span, StoredSpan
 from penstock.files.stores.errors import MissingObjectError
-from penstock.files.stores.open_store import open_store
 from penstock.files.stores.options import StoreOptions
-from penstock.files.stores.protocol import ObjectInfo, Store
-from penstock.files.stores.remote_store import PIECE_BYTES
+from penstock.files.stores.protocol import ObjectInfo
+from penstock.files.stores.store import PIECE_BYTES, Store, open_store
 from penstock.files.stores.url import Url
 
 __all__ = ["RemoteFolder"]
@@ -131,7 +130,7 @@ class RemoteFolder:
 
     def list_folders(self, prefix: str = "") -> list[str]:
         """Return the names of the folders in the folder `prefix`; ReadError if the server lists nothing."""
-        return self._open().store.list_folders(prefix)
+        return self._open().store.list_folder(prefix)[0]
 
     def read_object(self, key: str) -> bytes:
         """Return the content of a whole object, such as a manifest."""

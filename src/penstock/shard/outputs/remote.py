@@ -27,9 +27,8 @@ from pathlib import Path
 from penstock.core.errors import DamageError, ReadError, SourceError, WriteError
 from penstock.files.staging import WRITING
 from penstock.files.stores.errors import MissingObjectError
-from penstock.files.stores.open_store import open_store
 from penstock.files.stores.options import StoreOptions
-from penstock.files.stores.protocol import Store
+from penstock.files.stores.store import Store, open_store
 from penstock.files.stores.url import Url
 from penstock.shard.compression import Compression
 from penstock.shard.manifest import MANIFEST, Manifest

@@ -1,6 +1,7 @@
-"""Shards that are uploaded while they are made: their parts go up in the background, and their ends, too."""
+"""Shards that are staged on this machine one by one, and uploaded while the next ones are made."""
 
 import re
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,10 +11,11 @@ from penstock.core.errors import DamageError, WriteError
 from penstock.core.text import cause
 from penstock.files.staging import WRITING
 from penstock.files.stores.errors import MissingObjectError
-from penstock.files.stores.open_store import open_store
 from penstock.files.stores.options import StoreOptions
-from penstock.files.stores.protocol import ObjectInfo, Store
+from penstock.files.stores.protocol import ObjectInfo
+from penstock.files.stores.store import Store, open_store
 from penstock.files.stores.url import Url
+from penstock.files.unnamed import find_path
 from penstock.shard.columns.read_index import parse_index
 from penstock.shard.compression import Compression
 from penstock.shard.outputs.place import Finished
@@ -25,7 +27,7 @@ __all__ = ["RemoteShards", "run_together", "untag"]
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
-_UNFINISHED = 2  # shards whose ends are under way while the next one is made
+_UNFINISHED = 2  # shards that are sent while the next one is made
 _REQUESTS = 16  # small objects that are read at a time
 _AT_ONCE = 64  # side indexes in memory
 _TAG = re.compile(r"-[0-9a-f]{8}(?=\.tar$)")
@@ -83,7 +85,7 @@ class RemoteShards:
         return f"{name.removesuffix('.tar')}-{self.tag}.tar" if self.tag else name
 
     def open_sink(self, name: str) -> Sink:
-        """Return what receives the bytes of a shard; wait while the ends of two others are under way."""
+        """Return what receives the bytes of a shard; wait while two others are under way."""
         self._wait_until(_UNFINISHED - 1)
         return _UploadSink(self, self.stored_name(name))
 
@@ -146,24 +148,27 @@ class RemoteShards:
 
 
 class _UploadSink:
-    """A shard on its way to the server; see `Sink`. It appears at once, when the server has all of it."""
+    """A shard that is staged on this machine, and then sent; see `Sink`. It appears when the server has all of it."""
 
     def __init__(self, shards: RemoteShards, name: str) -> None:
         self.name, self._shards = name, shards
+        # In the temporary folder; without a name where the system allows it, so that nothing is left after a kill.
+        self._staged = tempfile.TemporaryFile(prefix="penstock-", suffix=".tar")  # noqa: SIM115  # closed below
         self._is_open = True
-        self._upload = shards.store.open_upload(name)
 
     def write(self, content: memoryview) -> None:
-        """Append bytes, which are sent in the background."""
-        self._upload.write(bytes(content))
+        """Append bytes."""
+        self._staged.write(content)
 
     def close(self, side_index: bytes) -> None:
-        """Begin to complete the upload and to put the side index."""
+        """Begin to send the shard, and then to put its side index."""
         self._is_open = False
+        self._staged.seek(0)
 
         def finish() -> None:
             try:
-                self._upload.finish()
+                with self._staged:
+                    self._shards.store.put_file(self.name, find_path(self._staged.fileno()))
                 self._shards.store.put(index_name(self.name), side_index)
             except WriteError:
                 raise
@@ -173,7 +178,7 @@ class _UploadSink:
         self._shards.end(finish)
 
     def discard(self) -> None:
-        """Discard what was sent; does nothing after `close`."""
+        """Remove what was staged; does nothing after `close`."""
         if self._is_open:
             self._is_open = False
-            self._upload.abort()
+            self._staged.close()

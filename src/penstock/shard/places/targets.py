@@ -10,7 +10,7 @@ from penstock.core.text import cause
 from penstock.files.durable import remove_asides, write_aside
 from penstock.files.locks import FolderLock
 from penstock.files.spans.remote_folder import RemoteFolder
-from penstock.files.stores.open_store import open_store
+from penstock.files.stores.store import open_store
 from penstock.files.stores.url import Url
 from penstock.shard.manifest import MANIFEST, Manifest
 

@@ -6,8 +6,10 @@ It does single requests with obstore, for as long as its parent lives; see `proc
 import contextlib
 import functools
 import os
+import pickle
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
@@ -15,14 +17,13 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.core.errors import PenstockError
-from penstock.files.stores.clients.messages import receive_into, receive_message, send_message
 from penstock.files.stores.clients.obstore_client import ObstoreClient
 from penstock.files.stores.errors import RequestError
-from penstock.files.stores.protocol import ClientUpload
 
-__all__ = ["main"]
+__all__ = ["main", "receive_into", "receive_message", "send_message"]
 
 _POLL_SECONDS = 0.5
+_HEAD = struct.Struct("<QQ")  # bytes of the pickled value, and of what follows it
 
 
 def main(descriptor: int) -> None:
@@ -49,34 +50,18 @@ def _end_with(parent: int) -> None:
 
 def _serve(open_client: Callable[[], ObstoreClient], connection: socket.socket) -> None:
     """Answer the requests of a connection."""
-    upload: ClientUpload | None = None
     with connection, contextlib.suppress(OSError, EOFError):
-        try:
-            while True:
-                (name, *args), n_bytes = receive_message(connection)
-                content = bytearray(n_bytes)
-                receive_into(connection, memoryview(content))
-                try:
-                    if name == "open_upload":
-                        upload = open_client().open_upload(*args)
-                        send_message(connection, ("ok", None))
-                    else:
-                        _answer(open_client(), connection, (name, args, content), upload)
-                except (RequestError, PenstockError) as error:
-                    send_message(connection, ("error", error))
-                if name in ("finish", "abort"):
-                    upload = None
-        finally:
-            if upload is not None:
-                upload.abort()
+        while True:
+            (name, *args), n_bytes = receive_message(connection)
+            content = bytearray(n_bytes)
+            receive_into(connection, memoryview(content))
+            try:
+                _answer(open_client(), connection, (name, args, content))
+            except (RequestError, PenstockError) as error:
+                send_message(connection, ("error", error))
 
 
-def _answer(
-    client: ObstoreClient,
-    connection: socket.socket,
-    message: tuple[str, list[Any], bytearray],
-    upload: ClientUpload | None,
-) -> None:
+def _answer(client: ObstoreClient, connection: socket.socket, message: tuple[str, list[Any], bytearray]) -> None:
     """Carry out a request."""
     name, args, content = message
     if name == "read_range":
@@ -88,14 +73,42 @@ def _answer(
     elif name == "put":
         path, if_absent, seconds = args
         send_message(connection, ("ok", client.put(path, bytes(content), if_absent, seconds)))
-    elif name == "write" and upload is not None:
-        upload.write(bytes(content))
-        send_message(connection, ("ok", None))
-    elif name in ("finish", "abort") and upload is not None:
-        getattr(upload, name)()
-        send_message(connection, ("ok", None))
     else:
         send_message(connection, ("ok", getattr(client, name)(*args)))
+
+
+# -- what a forked child and its client process send each other: a pickled value, and bytes that follow it -------------
+
+
+def send_message(to: socket.socket, value: Any, content: bytes | bytearray | memoryview = b"") -> None:
+    """Send a value and bytes."""
+    pickled = pickle.dumps(value)
+    view = memoryview(content).cast("B")
+    to.sendall(_HEAD.pack(len(pickled), len(view)) + pickled)
+    if len(view):
+        to.sendall(view)
+
+
+def receive_message(source: socket.socket) -> tuple[Any, int]:
+    """Return a value, and how many bytes follow it; raise EOFError if the other side has ended."""
+    n_pickled, n_bytes = _HEAD.unpack(_receive(source, _HEAD.size))
+    return pickle.loads(_receive(source, n_pickled)), n_bytes
+
+
+def receive_into(source: socket.socket, out: memoryview) -> None:
+    """Fill `out` with bytes that follow a value."""
+    done = 0
+    while done < len(out):
+        n_bytes = source.recv_into(out[done:])
+        if n_bytes == 0:
+            raise EOFError
+        done += n_bytes
+
+
+def _receive(source: socket.socket, n_bytes: int) -> bytes:
+    content = bytearray(n_bytes)
+    receive_into(source, memoryview(content))
+    return bytes(content)
 
 
 if __name__ == "__main__":

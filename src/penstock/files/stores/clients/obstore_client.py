@@ -5,20 +5,25 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import MissingDependency, OptionError
 from penstock.files.regular import check_regular
 from penstock.files.stores.clients.failure import explain_failure
-from penstock.files.stores.clients.multipart import ObstoreUpload
 from penstock.files.stores.errors import RequestError
 from penstock.files.stores.options import StoreOptions
-from penstock.files.stores.protocol import ClientUpload, ObjectInfo
+from penstock.files.stores.protocol import ObjectInfo
 from penstock.files.stores.retry import stall_seconds
 
-__all__ = ["OBSTORE_SCHEMES", "ObstoreClient", "ObstoreSettings"]
+__all__ = ["OBSTORE_SCHEMES", "PART_BYTES", "ObstoreClient", "ObstoreSettings"]
 
 OBSTORE_SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https", "file")
+
+PART_BYTES = 1 << 23
+"""Bytes of a part of an upload. S3 takes 10,000 parts of an object, so that this allows 80 GB."""
+
+_PARTS_IN_FLIGHT = 4
 
 
 class ObstoreSettings:
@@ -131,12 +136,14 @@ class ObstoreClient:
                 yield [_info(meta) for meta in group]
             self._check_listing(is_empty=is_empty)
 
-    def list_folders(self, prefix: str, seconds: float) -> list[str]:
-        """Return the names of the folders in a folder."""
+    def list_folder(self, prefix: str, seconds: float) -> tuple[list[str], list[ObjectInfo]]:
+        """Return the names of the folders in a folder, and the objects in it."""
         with _explain():
             found = self._obstore.list_with_delimiter(self._for(seconds), prefix or None)
             self._check_listing(is_empty=not (found["common_prefixes"] or found["objects"]))
-        return [name.rpartition("/")[2] for name in found["common_prefixes"]]
+        return [name.rpartition("/")[2] for name in found["common_prefixes"]], [
+            _info(meta) for meta in found["objects"]
+        ]
 
     def _check_listing(self, *, is_empty: bool) -> None:
         """Raise RequestError for an empty list of a web server: obstore returns one if the server answers 404."""
@@ -155,11 +162,13 @@ class ObstoreClient:
                 return False
         return True
 
-    def open_upload(self, path: str) -> ClientUpload:
-        """Begin to write a large object; obstore itself sends parts that fail again."""
+    def put_file(self, path: str, file: str) -> None:
+        """Write the content of a file; obstore itself sends parts that fail again."""
         if self._uploading is None:
             self._uploading = self._open(self._options.deadline_seconds, retries=self._options.retries)
-        return ObstoreUpload(self._uploading, path)
+        parts = {"use_multipart": True, "chunk_size": PART_BYTES, "max_concurrency": _PARTS_IN_FLIGHT}
+        with _explain():
+            self._obstore.put(self._uploading, path, Path(file), **parts)
 
     def remove(self, path: str, seconds: float) -> None:
         """Remove an object."""

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from penstock.files.stores.clients.messages import receive_into, receive_message, send_message
+from penstock.files.stores.clients.client_process import receive_into, receive_message, send_message
 from penstock.files.stores.clients.obstore_client import ObstoreSettings
 from penstock.files.stores.errors import RequestError
 from penstock.files.stores.options import StoreOptions
-from penstock.files.stores.protocol import ClientUpload, ObjectInfo
+from penstock.files.stores.protocol import ObjectInfo
 
 __all__ = ["ProcessClient"]
 
@@ -69,18 +69,18 @@ class ProcessClient:
             raise
         self._idle.append(connection)
 
-    def list_folders(self, prefix: str, seconds: float) -> list[str]:
-        """Return the names of the folders in a folder."""
-        return list(self._ask(seconds, ("list_folders", prefix, seconds)))
+    def list_folder(self, prefix: str, seconds: float) -> tuple[list[str], list[ObjectInfo]]:
+        """Return the names of the folders in a folder, and the objects in it."""
+        folders, objects = self._ask(seconds, ("list_folder", prefix, seconds))
+        return list(folders), [ObjectInfo(*info) for info in objects]
 
     def put(self, path: str, content: bytes | memoryview, if_absent: bool, seconds: float) -> bool:
         """Write an object; return False if it was there and `if_absent`."""
         return bool(self._ask(seconds, ("put", path, if_absent, seconds), content=content))
 
-    def open_upload(self, path: str) -> ClientUpload:
-        """Begin to write a large object."""
-        seconds = self._options.deadline_seconds
-        return _ProcessUpload(self, self._connect(seconds), path)
+    def put_file(self, path: str, file: str) -> None:
+        """Write the content of a large file, which may take as long as it is large."""
+        self._ask(None, ("put_file", path, file))
 
     def remove(self, path: str, seconds: float) -> None:
         """Remove an object."""
@@ -101,21 +101,8 @@ class ProcessClient:
         if self._process is not None:
             self._process.returncode = 0  # the child of the parent: not ours to wait for
 
-    def ask(self, connection: socket.socket, message: Any, content: bytes | memoryview = b"") -> Any:
-        """Send a message and return its answer; for uploads."""
-        try:
-            send_message(connection, message, content)
-            return self._receive(connection)
-        except (OSError, EOFError) as error:
-            connection.close()
-            raise self._give_up(error) from error
-
-    def keep(self, connection: socket.socket) -> None:
-        """Take a connection back."""
-        self._idle.append(connection)
-
     def _ask(
-        self, seconds: float, message: Any, *, content: bytes | memoryview = b"", out: memoryview | None = None
+        self, seconds: float | None, message: Any, *, content: bytes | memoryview = b"", out: memoryview | None = None
     ) -> Any:
         connection = self._connect(seconds)
         try:
@@ -141,12 +128,12 @@ class ProcessClient:
             receive_into(connection, out)
         return answer
 
-    def _connect(self, seconds: float) -> socket.socket:
+    def _connect(self, seconds: float | None) -> socket.socket:
         try:
             connection = self._idle.pop()
         except IndexError:
             connection = self._open_connection()
-        connection.settimeout(seconds + _PATIENCE_SECONDS)
+        connection.settimeout(None if seconds is None else seconds + _PATIENCE_SECONDS)
         return connection
 
     def _open_connection(self) -> socket.socket:
@@ -196,32 +183,3 @@ class ProcessClient:
             self.close()
             return RequestError("again", "the client process did not answer")
         return RequestError("again", "the client process ended")
-
-
-class _ProcessUpload:
-    """An upload by the client process, on a connection of its own."""
-
-    def __init__(self, client: ProcessClient, connection: socket.socket, path: str) -> None:
-        self._client = client
-        self._connection: socket.socket | None = connection
-        client.ask(connection, ("open_upload", path))
-
-    def write(self, content: bytes | memoryview) -> None:
-        """Append bytes."""
-        if self._connection is None:
-            raise RequestError("refused", "the upload has ended")
-        self._client.ask(self._connection, ("write",), content)
-
-    def finish(self) -> None:
-        """Publish the object."""
-        self._end("finish")
-
-    def abort(self) -> None:
-        """Discard what was sent."""
-        self._end("abort")
-
-    def _end(self, message: str) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            self._client.ask(connection, (message,))
-            self._client.keep(connection)

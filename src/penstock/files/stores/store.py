@@ -1,22 +1,27 @@
 """Stores at a URL: requests that are repeated, counted and limited."""
 
+import os
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from penstock.core.errors import OptionError, ReadError
+from penstock.core.errors import OptionError, ReadError, WriteError
+from penstock.files.regular import read_regular
+from penstock.files.stores.clients.obstore_client import PART_BYTES
 from penstock.files.stores.clients.shared_client import find_client
 from penstock.files.stores.counts import TransferCounts
 from penstock.files.stores.errors import MissingObjectError, RequestError
 from penstock.files.stores.options import StoreOptions
-from penstock.files.stores.protocol import Client, ClientUpload, ObjectInfo, Upload
+from penstock.files.stores.protocol import Client, ObjectInfo
 from penstock.files.stores.retry import repeat
-from penstock.files.stores.store_upload import StoreUpload
 from penstock.files.stores.url import Url
 
-__all__ = ["PIECE_BYTES", "RemoteStore"]
+__all__ = ["PIECE_BYTES", "Store", "open_store"]
 
 _T = TypeVar("_T")
 PIECE_BYTES = 4 << 20
@@ -28,15 +33,20 @@ So what is asked for first comes first: many large requests share the bandwidth,
 _PIECES = 16  # at once
 
 
-class RemoteStore:
-    """Objects below a URL; see `Store`. It holds no connection, so that a forked child can use it."""
+class Store:
+    """Objects below a URL. Thread-safe; it holds no connection, so that a forked child can use it.
+
+    Keys are relative to the URL; `""` is the object at the URL itself. Requests that fail are repeated within the
+    deadline of the StoreOptions, and then raise a ReadError or WriteError that names the URL. With a `version` that an
+    object does not have (any more), reading it raises ReplacedObjectError.
+    """
 
     def __init__(self, url: Url, options: StoreOptions) -> None:
         self.url, self._options = url, options
         self.counts = TransferCounts()
 
     def __repr__(self) -> str:
-        return f"RemoteStore({self.url.text!r})"
+        return f"Store({self.url.text!r})"
 
     def describe(self, key: str) -> ObjectInfo:
         """Return size and version of an object, or raise MissingObjectError."""
@@ -83,7 +93,10 @@ class RemoteStore:
         return content, info._replace(key=key)
 
     def list_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Yield the objects in the folder `prefix` and in those below it, in any order."""
+        """Yield the objects in the folder `prefix` and in those below it, in any order.
+
+        Raise ReadError if the server does not list what it has, such as a plain HTTP server.
+        """
         folder = self._path(prefix)
         cut = len(self.url.path) + 1 if self.url.path else 0
         last: str | None = None
@@ -105,12 +118,14 @@ class RemoteStore:
                 last = info.key
                 yield info._replace(key=info.key[cut:])
 
-    def list_folders(self, prefix: str = "") -> list[str]:
-        """Return the names of the folders in the folder `prefix`, sorted; what is in them is not listed."""
+    def list_folder(self, prefix: str = "") -> tuple[list[str], list[ObjectInfo]]:
+        """Return the names of the folders in the folder `prefix`, sorted, and its objects; not what is below them."""
         key = prefix.strip("/")
-        path = self._path(key)
-        found = self._repeat(f"Could not list {self._name(key)}", lambda client, left: client.list_folders(path, left))
-        return sorted(found)
+        path, cut = self._path(key), len(self.url.path) + 1 if self.url.path else 0
+        found, objects = self._repeat(
+            f"Could not list {self._name(key)}", lambda client, left: client.list_folder(path, left)
+        )
+        return sorted(found), [info._replace(key=info.key[cut:]) for info in objects]
 
     def put(self, key: str, content: bytes | memoryview, *, if_absent: bool = False) -> bool:
         """Write a whole (small) object. With `if_absent`, return False if there is one already, and leave it.
@@ -135,10 +150,27 @@ class RemoteStore:
             self.counts.add(bytes_written=len(content))
         return was_written
 
-    def open_upload(self, key: str) -> Upload:
-        """Begin to write a large object."""
-        self._writable(key)
-        return StoreUpload(self, key)
+    def put_file(self, key: str, file: Path) -> ObjectInfo:
+        """Write the content of a file of this machine: large ones in parts, which are sent again if they fail."""
+        path, n_bytes, began = self._writable(key), file.stat().st_size, time.monotonic()
+        if n_bytes <= PART_BYTES:
+            self.put(key, read_regular(file))
+        else:
+            shared = find_client(self.url.root, self._options)
+            try:
+                shared.run(
+                    lambda client, _: client.put_file(path, str(file)), shared.get(), self._options.deadline_seconds
+                )
+            except RequestError as error:
+                seconds = time.monotonic() - began
+                raise WriteError(
+                    f"Could not write {self._name(key)}: {n_bytes:,} bytes, after {seconds:.1f} s: {error.reason}."
+                ) from error
+            self.counts.add(bytes_written=n_bytes, requests=2 - -n_bytes // PART_BYTES)
+        found = self.describe(key)
+        if found.n_bytes != n_bytes:
+            raise WriteError(f"Could not write {self._name(key)}: {n_bytes:,} bytes sent, {found.n_bytes:,} there.")
+        return found
 
     def remove(self, key: str) -> None:
         """Remove an object; one that is not there is no error."""
@@ -151,11 +183,6 @@ class RemoteStore:
     def close(self) -> None:
         """Close the connections of this process; the next request opens them again."""
         find_client(self.url.root, self._options).close()
-
-    def start_upload(self, key: str) -> ClientUpload:
-        """Begin an upload in parts."""
-        path = self._path(key)
-        return self._repeat(f"Could not write {self._name(key)}", lambda client, _: client.open_upload(path))
 
     def _exists(self, key: str) -> bool:
         try:
@@ -198,3 +225,26 @@ class RemoteStore:
                 raise
 
         return repeat(attempt, what, self._options, self.counts, renew=lambda: shared.renew(client))
+
+
+_lock = threading.Lock()
+_stores: dict[tuple[Url, StoreOptions], Store] = {}
+
+
+def open_store(url: Url, options: StoreOptions | None = None) -> Store:
+    """Return the store at a URL; one for each process and pair of arguments. Nothing is sent yet."""
+    wanted = options or StoreOptions()
+    with _lock:
+        found = _stores.get((url, wanted))
+        if found is None:
+            found = _stores[url, wanted] = Store(url, wanted)
+        return found
+
+
+def _forget_parent() -> None:
+    global _lock  # noqa: PLW0603  # a thread of the parent may have held it
+    _lock = threading.Lock()
+    _stores.clear()
+
+
+os.register_at_fork(after_in_child=_forget_parent)
