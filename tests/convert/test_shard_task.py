@@ -15,9 +15,8 @@ from penstock.convert.fingerprint import read_stamp
 from penstock.convert.shard_task import InputError, Task, close_recordings, write_task
 from penstock.core.errors import OptionError, WriteError
 from penstock.shard import compression
-from penstock.shard.outputs.local import LocalShards
+from penstock.shard.outputs.local import LocalShards, find_finished_shard
 from penstock.shard.outputs.write_options import WriteOptions
-from penstock.shard.publish import find_finished_shard
 
 
 @pytest.fixture(autouse=True)

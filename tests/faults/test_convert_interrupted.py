@@ -28,7 +28,6 @@ from penstock.core.errors import ConversionError, OptionError, SourceError, Writ
 from penstock.shard.manifest import MANIFEST, Manifest
 from penstock.shard.outputs.local import LocalPlace
 from penstock.shard.outputs.write_options import WriteOptions
-from penstock.shard.publish import prepare_publication
 from penstock.shard.summary import find_problems
 
 SIZES, NAMES = (4, 6, 4), ("anna_1", "bert_1", "anna_2")
@@ -239,15 +238,17 @@ def test_the_old_dataset_is_readable_until_the_new_one_is_complete(
 def test_where_one_of_several_splits_cannot_be_made_ready_none_appears(
     case: str, inputs: list[Taped], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full_for_val(manifest: Manifest) -> None:
+    prepare = LocalPlace.prepare
+
+    def full_for_val(place: LocalPlace, manifest: Manifest) -> None:
         if manifest.folder.name == "val":
             raise WriteError("No space left on device")
-        prepare_publication(manifest)
+        prepare(place, manifest)
 
     convert(inputs, tmp_path / "whole", CASES[case])
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.shard.outputs.local.prepare_publication", full_for_val)
+        patch.setattr(LocalPlace, "prepare", full_for_val)
         for existing in ("refuse", "resume"):
             with pytest.raises(WriteError, match="No space left"):
                 convert(inputs, out, CASES[case], existing=existing)

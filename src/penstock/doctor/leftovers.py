@@ -19,7 +19,7 @@ from penstock.files.locks import lock_holder
 from penstock.files.machine import is_running
 from penstock.files.regular import read_regular
 from penstock.files.staging import WRITING, Staging
-from penstock.shard.publish import stage
+from penstock.shard.outputs.local import stage
 
 __all__ = ["examine_leftovers", "has_unfinished"]
 

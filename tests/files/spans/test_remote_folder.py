@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from penstock_remote import Endpoint
 from penstock_span_reader import read_spans
 
 from penstock import OptionError, ReadError
@@ -240,3 +241,12 @@ def test_a_closed_folder_ends_a_read_that_waits(objects: Path) -> None:
     folder.close()
     with pytest.raises(ReadError, match="closed"):
         process.get(_grid(1))
+
+
+def test_versions_of_very_many_objects_are_forgotten(s3: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.files.spans.remote_folder._MOST_PINNED", 3)
+    for number in range(6):
+        (s3.folder / f"{number}").write_bytes(b"%d" % number)
+    folder = RemoteFolder(s3.url, RemoteOptions(s3.options))
+    assert [folder.read_object(f"{number}") for number in range(6)] == [b"%d" % number for number in range(6)]
+    assert sorted(folder._pinned) == ["3", "4", "5"]

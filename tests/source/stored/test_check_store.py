@@ -23,7 +23,6 @@ CHECKED: dict[str, dict[str, Any]] = {
 }
 UNCHECKED: dict[str, dict[str, Any]] = {
     "plain": {"compressors": None},
-    "blosc": {"zarr_format": 2, "compressors": numcodecs.Blosc()},
     "read by zarr-python": {"zarr_format": 2, "compressors": None, "order": "F"},
 }
 

@@ -2,7 +2,7 @@
 
 import pickle
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -146,17 +146,26 @@ def test_a_dataset_that_was_published_after_the_list_was_made_is_complete(
 ) -> None:
     """The list of objects is asked for together with the manifest, and may be older than it."""
     write(tmp_path / "set", uniform(0), shard_size=3)
-    there, listed = copy_to(s3, tmp_path / "set"), RemoteFolder.iter_objects
-    older: list[Iterator[ObjectInfo]] = [iter(())]
-
-    def list_once_before(folder: RemoteFolder, prefix: str = "") -> Iterator[ObjectInfo]:
-        return older.pop() if older else listed(folder, prefix)
-
-    monkeypatch.setattr(RemoteFolder, "iter_objects", list_once_before)
+    there, listed = copy_to(s3, tmp_path / "set"), RemoteFolder.list_folder
+    older: list[list[ObjectInfo]] = [[]]
+    monkeypatch.setattr(RemoteFolder, "list_folder", lambda folder: older.pop() if older else listed(folder))
     assert len(TarSource(str(there.url), store=s3.options).index) == 23
     (there.folder / "shard_000003.tar").unlink()
     with pytest.raises(DamageError, match=r"shard_000003\.tar"):
         TarSource(str(there.url), store=s3.options)
+
+
+def test_what_lies_below_a_dataset_is_neither_listed_nor_pinned(tmp_path: Path, s3: Endpoint) -> None:
+    write(tmp_path / "set", uniform(0), shard_size=3)
+    there = copy_to(s3, tmp_path / "set")
+    (there.folder / "notes.txt").write_text("not of the dataset")
+    (there.folder / "below").mkdir()
+    for number in range(1200):  # more than a server lists in one answer
+        (there.folder / "below" / f"{number:04d}").touch()
+    source = TarSource(str(there.url), store=s3.options)
+    assert [method for method, *_ in there.log()].count("LIST") == 1
+    pinned = source._archives._pinned  # type: ignore[union-attr]
+    assert sorted(pinned) == ["dataset_metadata.json", *(f"shard_{number:06d}.tar" for number in range(8))]
 
 
 def wide(n_items: int) -> list[Sample]:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ _MEMORY_BYTES = 192 << 20  # of spans in memory, of all remote folders of a proc
 _OTHERS_SECONDS = 10.0  # for another process that is downloading a span; then this one downloads it, too
 _POLL_SECONDS = 0.01
 _FULL_SECONDS = 60.0  # after there was no room in the cache folder, spans are not read whole for it
+_MOST_PINNED = 200_000  # objects whose versions are remembered: some 60 MB
 _EXACT_GAP_BYTES = 2 << 10  # headers between members of an archive
 
 
@@ -122,11 +124,15 @@ class RemoteFolder:
 
     def pin(self, found: ObjectInfo) -> ObjectInfo:
         """Note size and version of an object that was listed; return those that were noted first."""
-        return self._pinned.setdefault(found.key, found)
+        return _pin(self._pinned, found.key, found)
 
     def iter_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Yield the same one after the other, as the server lists them; their versions are not pinned."""
         return self._open().store.list_objects(prefix)
+
+    def list_folder(self) -> list[ObjectInfo]:
+        """Return the objects of the folder itself, whose versions are not pinned; ReadError as `list_objects`."""
+        return self._open().store.list_folder()[1]
 
     def list_folders(self, prefix: str = "") -> list[str]:
         """Return the names of the folders in the folder `prefix`; ReadError if the server lists nothing."""
@@ -329,7 +335,7 @@ class _Process(Owner):
         is_cached = self._folder is not None and any(map(self._is_kept, spans))
         is_large = self.find_size(spans[0]) > PIECE_BYTES  # read in pieces, if its size is known
         if key not in self._pinned and (is_cached or (spans[0].end == WHOLE and (spans[0].begin or is_large))):
-            self._pinned.setdefault(key, self.store.describe(key))
+            _pin(self._pinned, key, self.store.describe(key))
         if spans[0].end == WHOLE and key in self._pinned:
             self._typical_bytes[spans[0].is_kept] = self._pinned[key].n_bytes
         names = [self._name(span) for span in spans]
@@ -371,7 +377,7 @@ class _Process(Owner):
         version = None if info is None else info.version
         if last.end == WHOLE and first.begin == 0 and (info is None or info.n_bytes <= PIECE_BYTES):
             content, found = self.store.read_object(first.key, version=version)
-            self._pinned.setdefault(first.key, found)
+            _pin(self._pinned, first.key, found)
             self._typical_bytes[first.is_kept] = len(content)
             return [np.frombuffer(content, np.uint8)]
         end = last.end
@@ -385,6 +391,14 @@ class _Process(Owner):
         return [
             joined[span.begin - first.begin : (end if span.end == WHOLE else span.end) - first.begin] for span in spans
         ]
+
+
+def _pin(pinned: dict[str, ObjectInfo], key: str, found: ObjectInfo) -> ObjectInfo:
+    """Return what was pinned first; of very many objects, what was pinned long before is forgotten."""
+    if len(pinned) >= _MOST_PINNED:
+        with suppress(KeyError, RuntimeError, StopIteration):  # another thread does the same
+            del pinned[next(iter(pinned))]
+    return pinned.setdefault(key, found)
 
 
 def _read_counts(store: Store) -> tuple[int, int, int]:

@@ -148,7 +148,7 @@ class RemotePlace:
         with self._name_place_in_errors():
             self.shards.wait()
             self.check_unchallenged()
-            stored = {info.key: info.n_bytes for info in self._store.list_objects()}
+            stored = {info.key: info.n_bytes for info in self._store.list_folder()[1]}
             for shard in manifest.shards:
                 if stored.get(shard.name) != shard.stored_bytes or index_name(shard.name) not in stored:
                     raise WriteError(
@@ -212,14 +212,14 @@ class RemotePlace:
         run_together(self._store.remove, sorted(keys))
 
     def _has_archives(self) -> bool:
-        return any(info.key.endswith(".tar") and "/" not in info.key for info in self._store.list_objects())
+        return any(info.key.endswith(".tar") for info in self._store.list_folder()[1])
 
     def _list_written(self) -> set[str]:
         """Return the shards of the unfinished write, and their side indexes."""
         end = f"-{self.shards.tag}.tar" if self.shards.tag else ".tar"
-        keys = (info.key for info in self._store.list_objects())
+        keys = (info.key for info in self._store.list_folder()[1])
         published = _file_names(self._parse(self._read(MANIFEST)))
-        return {key for key in keys if "/" not in key and key.endswith((end, index_name(end)))} - published
+        return {key for key in keys if key.endswith((end, index_name(end)))} - published
 
     def _read(self, key: str) -> bytes | None:
         try:

@@ -91,7 +91,7 @@ class RemoteShards:
 
     def find_finished(self, names: Sequence[str], compression: Compression) -> Iterator[Finished | None]:
         """Yield the shards that were written completely; None for those that were not."""
-        found = {info.key: info for info in self.store.list_objects()} if names else {}
+        found = {info.key: info for info in self.store.list_folder()[1]} if names else {}
 
         def find(name: str) -> Finished | None:
             return self._find_shard(found, self.stored_name(name), compression)

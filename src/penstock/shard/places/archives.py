@@ -66,7 +66,7 @@ def _find_objects(where: Url, remote: RemoteOptions) -> list[Archive]:
     if is_folder or any(letter in where.name for letter in "*?["):
         pattern = "*" if is_folder else where.name
         try:
-            listed = {info.key: info.n_bytes for info in folder.list_objects() if "/" not in info.key}
+            listed = {info.key: info for info in folder.list_folder()}
         except ReadError as error:
             raise SourceError(
                 f"{where} lists no files: {error} Name the archives: {folder.url}/NAME-{{000000..000009}}.tar."
@@ -74,7 +74,7 @@ def _find_objects(where: Url, remote: RemoteOptions) -> list[Archive]:
         names = [name for name in sorted(listed) if ARCHIVE.search(name) and fnmatch.fnmatchcase(name, pattern)]
         if not names:
             raise SourceError(f"No shards found: there are no tar archives at {where}.")
-        return [Archive(name, listed[name], folder) for name in names]
+        return [Archive(name, folder.pin(listed[name]).n_bytes, folder) for name in names]
     try:
         return [Archive(name, folder.describe(name).n_bytes, folder) for name in _expand_pattern(where.name)]
     except MissingObjectError as error:

@@ -1,6 +1,5 @@
 """From a path or a URL to a dataset: its manifest, and the remote folder of its shards if they are at a URL."""
 
-import itertools
 import os
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,6 @@ from penstock.shard.manifest import Manifest, manifest_place
 
 __all__ = ["find_sizes", "open_complete", "open_dataset"]
 
-_LIST_ITEMS = 1_000  # of an answer that lists objects, at most
 _LISTED_SHARDS = 10_000  # listing a folder of so many shards takes some 20 ms; a stat of every file would take more
 
 
@@ -54,7 +52,8 @@ def open_complete(
 ) -> tuple[Manifest, RemoteFolder | None]:
     """Do as `open_dataset`, and raise DamageError if a shard is missing; of very many, the first read finds out.
 
-    Of a URL, the manifest and the names of objects are asked for at the same time.
+    Of a URL, the manifest and the names of objects beside it are asked for at the same time; what lies below is not
+    listed.
     """
     place = manifest_place(where)
     if isinstance(place, Path):
@@ -62,17 +61,17 @@ def open_complete(
         _check_present(manifest, archives)
         return manifest, archives
     folder = RemoteFolder(place.parent, RemoteOptions.parse(place.parent, store, cache, cache_bytes))
-    infos = folder.iter_objects()
     with ThreadPoolExecutor(1, "penstock-list") as pool:
-        listing = pool.submit(lambda: list(itertools.islice(infos, _LIST_ITEMS)))
+        listing = pool.submit(folder.list_folder)
         manifest = Manifest.fetch(folder, place.name)
     if len(manifest.shards) > _LISTED_SHARDS:
         return manifest, folder
+    names = {shard.name for shard in manifest.shards}
     try:
-        present = {folder.pin(info).key for info in itertools.chain(listing.result(), infos)}
+        present = {folder.pin(info).key for info in listing.result() if info.key in names}
     except ReadError:  # a server that lists nothing: the first read of each shard finds out
         return manifest, folder
-    if any(shard.name not in present for shard in manifest.shards):
+    if present != names:
         _check_present(manifest, folder)  # again: it may have been published after the list was made
     return manifest, folder
 
@@ -83,7 +82,7 @@ def find_sizes(archives: RemoteFolder, names: Collection[str]) -> dict[str, int]
     What was found is pinned: if it is replaced, reading it is an error.
     """
     wanted = set(names)
-    return {info.key: info.n_bytes for info in archives.list_objects() if info.key in wanted}
+    return {info.key: archives.pin(info).n_bytes for info in archives.list_folder() if info.key in wanted}
 
 
 def _check_present(manifest: Manifest, archives: RemoteFolder | None) -> None:
