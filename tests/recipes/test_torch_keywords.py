@@ -83,8 +83,10 @@ def test_a_sampler_gives_the_order_of_each_epoch(make: Make) -> None:
     of_torch = torch.utils.data.DataLoader(Numbers(N), 5, sampler=random_items())
     wanted = [values(of_torch) for _ in range(3)]
     loader = make(sampler=random_items())
-    assert [(len(loader), values(loader)) for _ in range(2)] == [(2, epoch) for epoch in wanted[:2]]
+    native = getattr(loader, "_pytorch_loader", loader)
+    assert [(len(loader), native.remaining, values(loader)) for _ in range(2)] == [(2, 2, each) for each in wanted[:2]]
     next(iter(loader))
+    assert native.remaining == 1
     resumed = make(sampler=random_items())
     resumed.load_state_dict(loader.state_dict())
     assert values(resumed) == wanted[2][1:]

@@ -72,13 +72,18 @@ class SampledLoader(Loader):
         epoch = self._position.next_epoch
         if epoch + 1 != self._orders.n_drawn:
             self.set_plan(self._draw(epoch))
-        check_equal(self.remaining, self._ranks, "The batches that the sampler leaves in an epoch")
+        check_equal(super().remaining, self._ranks, "The batches that the sampler leaves in an epoch")
         yield from super().__iter__()
 
     def __len__(self) -> int:
         """Return the number of batches in the next epoch."""
         items, size = len(self._orders), self.plan.passes.batch_size
         return items // size if self.plan.tail == "drop" else -(-items // size)
+
+    @property
+    def remaining(self) -> int:
+        """Batches left in the current epoch on this rank."""
+        return super().remaining if self.epoch < self._orders.n_drawn else len(self)
 
     def leave_epoch(self) -> None:
         """Skip the rest of the current epoch; the sampler gives the next one anew."""

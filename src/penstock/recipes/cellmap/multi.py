@@ -29,8 +29,8 @@ _SPLITS = {"train": "train", "validate": "validate", "validation": "validate", "
 class CellMapMultiDataset(VolumeDataset):
     """Several datasets of the same classes and arrays, one after the other; each is a crop.
 
-    `idx` of an item is its number among all of them. Epochs are counted as in `CellMapDataset`;
-    each dataset has its own transforms, with the seed of the first.
+    `idx` of an item is its number among all of them. Epochs are counted as in `CellMapDataset`. Each dataset has the
+    transforms that it had when this one was made, with the seed of the first; the methods of this class change all.
 
     Parameters
     ----------
