@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "recipes.trainers": {*_BELOW_RECIPES, "recipes.chunked"},
     "recipes.workersafe": {*_BELOW_RECIPES, "recipes.tune"},
     "recipes.crossval": {*_BELOW_RECIPES, "recipes.workersafe"},
-    "chain": {*_READ, "plan", "run", "feed", "observe", "recipes.mixture"},
+    "chain": {*_READ, "plan", "run", "feed", "observe", "convert", "recipes.mixture"},
     "cli": {*_BELOW_RECIPES, "doctor", "recipes.tune", "recipes.webdataset"},
     "__main__": {"cli"},
 }

@@ -47,28 +47,20 @@ def test_all_options_together(folder: Path) -> None:
     assert values(folder / "parts" / "a", "n") == parts["a"].columns("n")["n"].tolist()
 
 
-def test_a_field_is_added_beside_the_dataset(folder: Path) -> None:
+def test_a_field_is_added(folder: Path) -> None:
     (folder / "features_of_days.py").write_text("def double(item):\n    return 2 * item['x']\n")
-    done = run("monday", "--add-field", "twice=features_of_days:double")
+    done = run("monday", "-o", "more", "--add-field", "twice=features_of_days:double")
     assert done.exit_code == 0, done.output
-    assert values(folder / "monday-twice", "twice") == [2 * n for n in range(10)]
+    assert values(folder / "more", "twice") == [2 * n for n in range(10)]
 
 
 BAD = {
-    "http://127.0.0.1:1/monday --add-field v=math:sqrt": (
-        2,
-        "--output must be given: beside a dataset at a web address",
-    ),
-    "monday": (2, "--output must be given"),
-    "monday --add-field x": (2, "--add-field must be NAME=MODULE:FUNCTION"),
-    "monday --add-field v=math:sqrt --where y>1": (2, "Error: --where needs --copy together with --add-field"),
-    "monday --add-field v=math:sqrt --reshard 5": (2, "Error: --reshard needs --copy together with --add-field"),
-    "monday --add-field v=math:sqrt --reshard 5MB": (2, "Error: --reshard needs --copy together with --add-field"),
-    "monday --add-field v=math:sqrt --drop-field y": (2, "Error: --drop-field needs --copy together with --add-field"),
-    "monday --add-field v=math:sqrt --rename y=w": (2, "Error: --rename needs --copy together with --add-field"),
-    "monday --add-field v=math:sqrt --merge tuesday": (2, "or use --copy"),
-    "monday -o out --copy": (2, "Error: --copy needs --add-field; without them"),
-    "monday --add-field v=math:sqrt": (1, "math:sqrt failed at item 0"),
+    "monday": (2, "--output"),
+    "monday -o out --add-field x": (2, "--add-field must be NAME=MODULE:FUNCTION"),
+    "monday -o out --merge monday": (2, "twice"),
+    "monday -o out --drop-field x --drop-field y --drop-field z": (2, "must leave at least one field"),
+    "monday -o out --rename zz=a": (2, "Did you mean 'z'?"),
+    "monday -o out --add-field v=math:sqrt": (1, "math:sqrt failed at item 0"),
     "monday -o monday --overwrite": (2, "--output must be outside of the dataset that is read"),
     "monday -o tuesday": (1, "Replace it with --overwrite"),
     "monday -o out --where y>7": (2, "--where 'y>7' keeps none of 10 items"),

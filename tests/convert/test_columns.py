@@ -20,7 +20,7 @@ from penstock.convert.inputs.audio import ClipInput
 from penstock.convert.inputs.function import FunctionInput
 from penstock.convert.inputs.npz import NpzInput
 from penstock.convert.inputs.protocol import Input
-from penstock.convert.inputs.shards import ShardsInput
+from penstock.convert.inputs.source import ShardsInput
 from penstock.convert.inputs.zarr import ZarrInput
 from penstock.convert.scan import ConvertOptions
 from penstock.convert.splits import Split

@@ -11,7 +11,7 @@ from penstock_remote import Endpoint
 from PIL import Image
 
 from penstock import TarSource, convert_to_shards
-from penstock.convert import ConvertOptions, Edits, ReadOptions, edit_dataset
+from penstock.convert import ConvertOptions, ReadOptions, write_source
 from penstock.convert.convert import convert
 from penstock.convert.engines import LocalEngine
 from penstock.convert.inputs.arrays import NpyInput
@@ -21,6 +21,7 @@ from penstock.core.errors import ConversionError, OptionError, SourceError, Writ
 from penstock.files.spans.options import RemoteOptions
 from penstock.files.stores.options import StoreOptions
 from penstock.shard.outputs.write_options import WriteOptions
+from penstock.source.combine import Renamed
 
 WRITE = WriteOptions(5)
 
@@ -242,15 +243,17 @@ def test_options_for_urls_without_a_url_are_refused(s3: Endpoint, tmp_path: Path
         convert_to_shards("s3://bucket/a.npy", tmp_path / "out", format=lambda path: [])
 
 
-# -- edits -------------------------------------------------------------------------------------------------------------
+# -- sources -----------------------------------------------------------------------------------------------------------
 
 
-def test_an_edit_from_a_url_to_a_url_has_the_shards_of_a_local_one(s3: Endpoint, tmp_path: Path) -> None:
+def test_a_source_at_a_url_is_written_to_a_url_as_a_local_one(s3: Endpoint, tmp_path: Path) -> None:
     convert(inputs(tmp_path / "in"), tmp_path / "whole", ConvertOptions(WRITE))
     whole, edited = s3.below("whole"), s3.below("edited")
     convert(inputs(tmp_path / "in"), whole.url, ConvertOptions(WRITE), store=s3.options)
-    edits = Edits(rename={next(iter(TarSource(tmp_path / "whole").fields)): "renamed"}, shard_size=3)
-    edit_dataset(tmp_path / "whole", tmp_path / "edited", edits, show_progress=False)
-    edit_dataset(whole.url, edited.url, edits, show_progress=False, store=s3.options)
+    names = {next(iter(TarSource(tmp_path / "whole").fields)): "renamed"}
+    local, remote = TarSource(tmp_path / "whole"), TarSource(str(whole.url), store=s3.options)
+    how: dict[str, Any] = {"shard_size": 3, "show_progress": False}
+    write_source(Renamed(local, names), tmp_path / "edited", **how)
+    write_source(Renamed(remote, names), edited.url, store=s3.options, **how)
     assert shards(edited.folder) == shards(tmp_path / "edited")
     assert "renamed" in TarSource(edited.url, store=s3.options).fields

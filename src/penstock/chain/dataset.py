@@ -1,6 +1,7 @@
 """`open(x)` and the verbs that follow: choose items, order them, change them, batch them, load them."""
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from penstock.chain.glance import show_html
+from penstock.convert.write_source import write_source
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, PlanError
 from penstock.core.index import Index
@@ -17,6 +19,7 @@ from penstock.core.seeds import check_seed
 from penstock.core.text import count
 from penstock.feed.loader import Loader
 from penstock.feed.pad import Pad
+from penstock.files.stores.url import Url
 from penstock.observe.storage.advise import default_order, default_windows
 from penstock.plan.balanced import Balanced
 from penstock.plan.costs import estimate_costs
@@ -26,6 +29,7 @@ from penstock.plan.lengths.packed import Packed
 from penstock.plan.orders import Sequential, Shuffle, WindowShuffle
 from penstock.plan.plan import Plan
 from penstock.recipes.mixture.mixture import Mixture
+from penstock.source.combine import Renamed
 from penstock.source.find_source import open_source, pass_options
 from penstock.source.lengths import has_varying_arrays, item_lengths
 from penstock.source.select.selectable import Selectable, Take, check_fields, select_fields
@@ -108,6 +112,11 @@ class Dataset:
         select_fields(self.items, kept if self.kept is None else check_fields(self.source, kept))
         return replace(self, kept=kept)
 
+    def rename(self, names: Mapping[str, str]) -> "Dataset":
+        """Give fields other names: `rename({"spikes": "counts"})`. Conditions name them by the new ones."""
+        self._refuse_after("rename", "map", "batch")
+        return replace(self, items=Renamed(self.source, names), kept=None)
+
     def where(self, condition: "str | Callable[..., ArrayLike] | ArrayLike") -> "Dataset":
         """Keep the items that fulfil a condition over metadata columns, such as `"subject == 'A'"`."""
         self._refuse_after("where", "map", "counted", "batch")
@@ -123,6 +132,11 @@ class Dataset:
         self._refuse_after("split", "counted", "batch")
         parts = _selectable(self.items).split(by=by, seed=seed, **fractions)
         return {name: replace(self, items=part) for name, part in parts.items()}
+
+    def sort_by(self, column: str) -> "Dataset":
+        """Put the items in ascending order of a column."""
+        self._refuse_after("sort_by", "order", "batch")
+        return replace(self, items=_selectable(self.items).sort_by(column))
 
     # -- order and change --------------------------------------------------------------------------------------------
 
@@ -238,6 +252,14 @@ class Dataset:
         if self.ordering == _Ordering("shuffle", None):
             _log_requests(self.source, loader.plan)
         return loader
+
+    def write(self, output: "str | os.PathLike[str] | Url", **options: Any) -> dict[str, Any]:
+        """Write the items as shards, in their order in storage or by `sort_by`, each changed by what `map` was given.
+
+        `options` are those of `penstock.convert.write_source`: `workers`, `shard_size`, `resume`, `overwrite`, ….
+        """
+        self._refuse_after("write", "order", "batch")
+        return pass_options(write_source, options, self.source, output, transform=self.transform, seed=self.seed)
 
     # -- what it is not: what users of other libraries try, and torch's DataLoader would take --------------------------
 

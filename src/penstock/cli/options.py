@@ -163,7 +163,7 @@ EXAMPLES = {
         "penstock edit shards -o parts --split train=0.8,val=0.2 --split-by subject --workers 4",
         "penstock edit monday -o week --merge tuesday --merge wednesday --sort-by time",
         "penstock edit shards -o larger --reshard 256MB",
-        "penstock edit shards --add-field loudness=features:loudness --workers 4",
+        "penstock edit shards -o louder --add-field loudness=features:loudness --workers 4",
     ),
     "index": (
         "penstock index photos",

@@ -1,6 +1,4 @@
 from penstock.convert.columns import Columns as Columns
-from penstock.convert.edit.edit_dataset import edit_dataset as edit_dataset
-from penstock.convert.edit.edits import Edits as Edits
 from penstock.convert.engines import DaskEngine as DaskEngine
 from penstock.convert.engines import LocalEngine as LocalEngine
 from penstock.convert.formats import ReadOptions as ReadOptions
@@ -13,10 +11,11 @@ from penstock.convert.inputs.function import FunctionInput as FunctionInput
 from penstock.convert.inputs.npz import NpzInput as NpzInput
 from penstock.convert.inputs.protocol import Input as Input
 from penstock.convert.inputs.protocol import Recording as Recording
-from penstock.convert.inputs.shards import ShardsInput as ShardsInput
+from penstock.convert.inputs.source import ShardsInput as ShardsInput
 from penstock.convert.inputs.zarr import ZarrInput as ZarrInput
 from penstock.convert.nwb.input import NWBInput as NWBInput
 from penstock.convert.nwb.input import NWBOptions as NWBOptions
 from penstock.convert.scan import ConvertOptions as ConvertOptions
 from penstock.convert.splits import Split as Split
 from penstock.convert.to_shards import convert_to_shards as convert_to_shards
+from penstock.convert.write_source import write_source as write_source

@@ -20,7 +20,7 @@ import xxhash
 from penstock.convert.engines import Engine, LocalEngine
 from penstock.convert.inputs.protocol import Input
 from penstock.convert.output import Output
-from penstock.convert.plan import Alignment, Arrangement, Job
+from penstock.convert.plan import Alignment, Chosen, Job
 from penstock.convert.scan import ConvertOptions, ProgressCallback, make_jobs, scan_inputs
 from penstock.convert.shard_task import (
     InputError,
@@ -58,7 +58,7 @@ class _Conversion:
     places: Sequence[Path | Url]
     """Of all inputs, in the order in which they were given."""
 
-    arrangement: Arrangement | None = None
+    chosen: Chosen | None = None
 
 
 def convert(
@@ -70,7 +70,7 @@ def convert(
     existing: Existing = "refuse",
     on_progress: ProgressCallback | None = None,
     store: StoreOptions | None = None,
-    arrangement: Arrangement | None = None,
+    chosen: Chosen | None = None,
 ) -> dict[str, Manifest]:
     """Convert recordings to shards and return the manifest of each split.
 
@@ -92,8 +92,8 @@ def convert(
         Progress callback `(phase, unit, done, total, current)`.
     store
         How the URL of the output is reached; None: from the environment.
-    arrangement
-        Chooses which items go to which split, and their order; None: all of them, as the split says.
+    chosen
+        Which items go to which split, and their order; None: all of them, as the split says.
     """
     options, where, resume = options or ConvertOptions(), parse_place(output), existing == "resume"
     with ExitStack() as stack:
@@ -101,7 +101,7 @@ def convert(
         stack.callback(locked.close)
         report = on_progress or (lambda *_: None)
         places = [given.path for given in inputs]
-        conversion = _Conversion(locked, options, engine or LocalEngine(), report, places, arrangement)
+        conversion = _Conversion(locked, options, engine or LocalEngine(), report, places, chosen)
         stack.callback(conversion.engine.close)
         stack.callback(close_recordings)
         if existing == "refuse":
@@ -135,7 +135,7 @@ def _write_and_publish(
 ) -> dict[str, Manifest]:
     """Write and publish all splits."""
     output, options = conversion.output, conversion.options
-    how: dict[str, Any] = {"places": conversion.places, "arrangement": conversion.arrangement}
+    how: dict[str, Any] = {"places": conversion.places, "chosen": conversion.chosen}
     jobs = make_jobs(found, output.where, options, bad, output.store, **how)
     _begin(jobs, resume=resume)
     _write_shards(conversion, jobs)

@@ -13,7 +13,7 @@ from penstock.convert.inputs.files import IMAGE_EXTENSIONS, FilesInput, find_fil
 from penstock.convert.inputs.npz import NpzInput
 from penstock.convert.inputs.patterns import expand_paths
 from penstock.convert.inputs.protocol import Input, input_place
-from penstock.convert.inputs.shards import ShardsInput
+from penstock.convert.inputs.source import ShardsInput
 from penstock.convert.inputs.zarr import ZarrInput
 from penstock.convert.nwb.input import NWBInput, NWBOptions
 from penstock.core.errors import OptionError, SourceError

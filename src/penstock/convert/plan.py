@@ -26,7 +26,7 @@ from penstock.shard.outputs.open_place import open_place
 from penstock.shard.outputs.place import Place
 from penstock.shard.outputs.write_options import WriteOptions
 
-__all__ = ["AlignableInput", "Alignment", "Arrangement", "BadInput", "ItemRuns", "Job", "Label", "Scan", "Scanner"]
+__all__ = ["AlignableInput", "Alignment", "BadInput", "Chosen", "ItemRuns", "Job", "Label", "Scan", "Scanner"]
 
 _Int64s = NDArray[np.int64]
 
@@ -98,18 +98,15 @@ class AlignableInput(Input, Protocol):
         ...
 
 
-class Arrangement(Protocol):
-    """Chooses which items of the inputs are written to which dataset, and in which order."""
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Which items of the inputs are written to which dataset, and in which order."""
+
+    runs: Mapping[str, ItemRuns]
+    """The items of each split."""
 
     about: Mapping[str, Any]
     """What was chosen, as JSON, for the manifest."""
-
-    group_by: str
-    """What is in one split as a whole: the name of a column, or `"item"`."""
-
-    def arrange(self, scans: Sequence[Scan]) -> Mapping[str, ItemRuns]:
-        """Return the items of each split."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from penstock.convert.inputs.function import FunctionInput, function_name
 from penstock.convert.inputs.npz import NpzInput
 from penstock.convert.inputs.protocol import Input
 from penstock.convert.inputs.zarr import ZarrInput
-from penstock.convert.plan import AlignableInput, Alignment, Arrangement, BadInput, Job, Scan, Scanner
+from penstock.convert.plan import AlignableInput, Alignment, BadInput, Chosen, Job, Scan, Scanner
 from penstock.convert.splits import WHOLE, Split, assign_groups
 from penstock.core.errors import ConversionError, OptionError, SourceError
 from penstock.core.text import list_some
@@ -206,7 +206,7 @@ def make_jobs(
     store: StoreOptions | None = None,
     *,
     places: Sequence[Path | Url] = (),
-    arrangement: Arrangement | None = None,
+    chosen: Chosen | None = None,
 ) -> list[Job]:
     """Return one job for each split.
 
@@ -214,16 +214,16 @@ def make_jobs(
     ----------
     places
         The places of all inputs, in their order: what was skipped is known by its number among them.
-    arrangement
-        Chooses the items, in place of the split.
+    chosen
+        The items, in place of those that the split gives.
     """
     split, scans = options.split, found.scans
-    chosen = _divide(scans, split) if arrangement is None else arrangement.arrange(scans)
+    runs = _divide(scans, split) if chosen is None else chosen.runs
     jobs = []
     label, repeated = make_label(scans, options.columns.label), find_repeated_ids(scans)
     keep_ids = not repeated and any(sample_id is not None for scan in scans for sample_id in scan.ids)
     for name in split.names:
-        spans = np.asarray(chosen.get(name, ()), np.int64).reshape(-1, 3)
+        spans = np.asarray(runs.get(name, ()), np.int64).reshape(-1, 3)
         if not len(spans):
             raise SourceError(
                 f"Every split must have items, but {name!r} has none. Use larger fractions, or more inputs."
@@ -232,9 +232,9 @@ def make_jobs(
         notes = [*found.notes, *([_note_repeated(repeated)] if repeated else [])]
         about |= {"notes": notes} if notes else {}
         about |= {"alignment": dict(found.about)} if found.about else {}
-        if arrangement is not None:
-            about |= arrangement.about
-            about["split"] = about["split"] and {**about["split"], "group_by": arrangement.group_by}
+        if chosen is not None:
+            about |= chosen.about
+            about["split"] = about["split"] and {**about["split"], "group_by": "item"}
         about |= {"classes": {label.column: list(label.classes)}} if label is not None else {}
         folder = output / name if name else output
         jobs.append(Job(folder, options.write, scans, spans, about, label, keep_ids, store))

@@ -21,6 +21,7 @@ __all__ = [
     "field_names",
     "fold_extension",
     "has_extension",
+    "holds_file",
     "is_automatic",
     "member_suffix",
     "split_name",
@@ -113,6 +114,11 @@ def stored_extension(name: str) -> str:
     """Return the extension of a field of bytes: that of its name if files have it, such as `png`; `bin` otherwise."""
     extension = name.rpartition(".")[2].lower()
     return extension if extension in _OF_FILES else "bin"
+
+
+def holds_file(name: str) -> bool:
+    """Return whether a field of bytes holds a file that readers decode by its extension, such as an image."""
+    return stored_extension(name) not in ("bin", "txt", "json")
 
 
 def has_extension(name: str) -> bool:

@@ -2,6 +2,7 @@ from penstock.source.array import ArraySource as ArraySource
 from penstock.source.audio.source import AudioSource as AudioSource
 from penstock.source.combine import Concat as Concat
 from penstock.source.combine import Numbered as Numbered
+from penstock.source.combine import Renamed as Renamed
 from penstock.source.combine import Zip as Zip
 from penstock.source.dataset import DatasetSource as DatasetSource
 from penstock.source.files.folder import FolderSource as FolderSource

@@ -8,15 +8,16 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.errors import SourceError
+from penstock.core.errors import OptionError, SourceError
 from penstock.core.index import Index, join_presence
 from penstock.core.protocols import Source
 from penstock.core.types import UNNAMED, Block, Field, Span
+from penstock.shard.names import holds_file, stored_extension
 from penstock.source.checks import allocate_block, check_items, fill_rows, keep_existing
-from penstock.source.select.selectable import Selectable, check_fields, select_fields
+from penstock.source.select.selectable import FewerFields, Selectable, Take, as_stored, check_fields, select_fields
 from penstock.source.wrapper import Wrapper, add_up, call_prepare, call_release
 
-__all__ = ["Concat", "Numbered", "Zip"]
+__all__ = ["Concat", "Numbered", "Renamed", "Zip", "find_origins"]
 
 _Int64s = NDArray[np.int64]
 
@@ -155,6 +156,75 @@ class Numbered(Selectable, Wrapper):
         return {**block, self._name: numbers}
 
 
+class Renamed(Selectable, Wrapper):
+    """A source whose fields have other names.
+
+    Parameters
+    ----------
+    names
+        Old to new names; other fields keep theirs.
+
+    Examples
+    --------
+    >>> from penstock.source.array import ArraySource
+    >>> source = Renamed(ArraySource({"x": np.arange(3), "y": np.ones(3)}), {"x": "z"})
+    >>> {name: array.tolist() for name, array in source.take(np.array([2])).items()}
+    {'z': [2], 'y': [1.0]}
+    """
+
+    def __init__(self, source: Source, names: Mapping[str, str]) -> None:
+        check_fields(source, list(names))
+        self._source, self._names, self._parts = source, dict(names), (source,)
+        renamed = [self._names.get(name, name) for name in source.fields]
+        double = next((name for name in renamed if renamed.count(name) > 1), None)
+        if double is not None:
+            raise OptionError(
+                f"rename must give every field a name of its own, but two would be {double!r}. Leave one out, or use "
+                "another name."
+            )
+        self.fields: Mapping[str, Field] = dict(zip(renamed, source.fields.values(), strict=True))
+        self.index = source.index
+
+    def __repr__(self) -> str:
+        return f"Renamed({self._source!r}, {self._names!r})"
+
+    def read(self, span: Span, out: Block | None = None) -> Block:
+        """Return consecutive items."""
+        return self._rename(self._source.read(span, self._inner(out)))
+
+    def take(self, items: _Int64s, out: Block | None = None) -> Block:
+        """Return any items, in the given order."""
+        return self._rename(self._source.take(items, self._inner(out)))
+
+    def with_fields(self, fields: Sequence[str]) -> "Renamed":
+        """Return a source of the same items with these fields alone."""
+        old = dict(zip(self.fields, self._source.fields, strict=True))
+        kept = [old[name] for name in check_fields(self, fields)]
+        return Renamed(select_fields(self._source, kept), {name: self._names.get(name, name) for name in kept})
+
+    def with_source(self, source: Source) -> "Renamed":
+        """Return another source whose fields are renamed in the same way."""
+        return Renamed(source, self._names)
+
+    def as_stored(self) -> "Renamed":
+        """Return a source of the same items whose files are their bytes."""
+        for old, new in self._names.items():
+            extension = stored_extension(old)
+            if holds_file(old) and stored_extension(new) != extension:
+                raise OptionError(
+                    f"The field {old!r} holds files, and must keep their extension to be read, such as "
+                    f"{new.partition('.')[0]}.{extension}; got rename {old!r} to {new!r}."
+                )
+        return Renamed(as_stored(self._source), self._names)
+
+    def _rename(self, block: Block) -> Block:
+        return {self._names.get(name, name): array for name, array in block.items()}
+
+    def _inner(self, out: Block | None) -> Block | None:
+        old = dict(zip(self.fields, self._source.fields, strict=True))
+        return None if out is None else {old[name]: array for name, array in out.items()}
+
+
 class Zip(Selectable, Wrapper):
     """Several sources of equal length, side by side: item i has the fields of item i of each.
 
@@ -199,6 +269,10 @@ class Zip(Selectable, Wrapper):
         other.fields = {name: self.fields[name] for name in names}
         return other
 
+    def as_stored(self) -> "Zip":
+        """Return a source of the same items whose files are their bytes."""
+        return Zip([as_stored(source) for source in self._sources]).with_fields(list(self.fields))
+
     def __repr__(self) -> str:
         return f"Zip({', '.join(map(repr, self._sources))})"
 
@@ -235,3 +309,28 @@ def _select_fields(out: Block | None, source: Source) -> Block | None:
 
 def _format_fields(fields: Mapping[str, Field]) -> str:
     return ", ".join(f"{name}: {field.dtype}{list(field.shape or ())}" for name, field in fields.items())
+
+
+def find_origins(source: Source, items: _Int64s) -> tuple[list[Source], _Int64s, _Int64s]:
+    """Return where items lie behind selections and joined sources.
+
+    Returns
+    -------
+    The sources that have them, and for each item the number of its source among these, and its own number in it.
+    """
+    if isinstance(source, Take):
+        return find_origins(source._source, source._locate(items))
+    if isinstance(source, Renamed | FewerFields):
+        inner, its_which, its_numbers = find_origins(source._source, items)
+        return [source.with_source(part) for part in inner], its_which, its_numbers
+    if not isinstance(source, Concat):
+        return [source], np.zeros(len(items), np.int64), items
+    parts: list[Source] = []
+    which, numbers = np.empty_like(items), np.empty_like(items)
+    owner = np.searchsorted(source._offsets, items, side="right") - 1
+    for number, part in enumerate(source._sources):
+        places = np.flatnonzero(owner == number)
+        found, its_which, numbers[places] = find_origins(part, items[places] - source._offsets[number])
+        which[places] = its_which + len(parts)
+        parts += found
+    return parts, which, numbers

@@ -9,7 +9,7 @@ from penstock.core.protocols import Source
 from penstock.source.checks import sum_memory, sum_stored
 from penstock.source.remote_parts import RemoteParts, is_remote_part
 
-__all__ = ["Wrapper", "add_up", "call_prepare", "call_release"]
+__all__ = ["Wrapper", "add_up", "call_prepare", "call_release", "list_leaves"]
 
 _Int64s = NDArray[np.int64]
 
@@ -42,6 +42,11 @@ class Wrapper(RemoteParts):
         """Close every source."""
         for part in self._parts:
             part.close()
+
+
+def list_leaves(source: Source) -> list[Source]:
+    """Return the sources that a source is made of, and that are made of no others."""
+    return [leaf for part in source._parts for leaf in list_leaves(part)] if isinstance(source, Wrapper) else [source]
 
 
 def call_prepare(source: Source, items: _Int64s) -> int | None:

@@ -9,7 +9,7 @@ from penstock_convert_parts import tree
 
 from penstock import TarSource
 from penstock.convert.convert import convert
-from penstock.convert.inputs.shards import ShardsInput
+from penstock.convert.inputs.source import ShardsInput
 from penstock.convert.scan import ConvertOptions
 from penstock.core.errors import ConversionError, ReadError
 from penstock.shard.manifest import Manifest

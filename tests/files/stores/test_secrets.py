@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import penstock as ps
 from penstock.cli.main import app
-from penstock.convert import convert_to_shards, edit_dataset, inputs_of
+from penstock.convert import convert_to_shards, inputs_of, write_source
 from penstock.recipes.cellmap.multi import open_plate
 from penstock.recipes.chunked import QuantizedAudioDataset
 from penstock.recipes.crossval import cross_val_training
@@ -73,7 +73,7 @@ DOORS: dict[str, Callable[[str], Any]] = {
     "create_shards_from_arrays": lambda url: ps.create_shards_from_arrays(url, {"x": np.zeros(2)}),
     "convert_to_shards": lambda url: convert_to_shards(url, "out"),
     "convert_to_shards.output": lambda url: convert_to_shards(["x.npy"], url),
-    "edit_dataset": lambda url: edit_dataset(url, "out"),
+    "write_source": lambda url: write_source(ps.TarSource(url), "out"),
     "inputs_of": lambda url: inputs_of([url]),
     "index_archives": index_archives,
     "QuantizedAudioDataset": QuantizedAudioDataset,

@@ -17,7 +17,7 @@ from penstock_source_suite import same
 
 from penstock import create_shards_from_arrays
 from penstock.convert.convert import convert
-from penstock.convert.inputs.shards import ShardsInput
+from penstock.convert.inputs.source import ShardsInput
 from penstock.convert.scan import ConvertOptions
 from penstock.core.errors import OptionError
 from penstock.recipes.webdataset import ShardedDatasetInfo, WebDatasetWriter

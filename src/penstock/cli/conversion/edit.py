@@ -3,6 +3,7 @@
 import itertools
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -13,12 +14,12 @@ from penstock.cli.conversion.results import conclude, print_datasets
 from penstock.cli.groups import expand_groups
 from penstock.cli.options import Json, Quiet, UrlGroup, parse_size
 from penstock.cli.where import check_dataset
-from penstock.core.errors import OptionError
-from penstock.core.text import count
+from penstock.core.errors import OptionError, SourceError
+from penstock.core.text import count, did_you_mean
 from penstock.files.stores.url import Url, is_url, parse_place
 
 if TYPE_CHECKING:
-    from penstock.convert.edit.edits import Edits
+    from penstock.core.protocols import Source, Transform
 
 __all__ = ["edit"]
 
@@ -69,13 +70,9 @@ class _FieldGroup:
         typer.Option(
             "--add-field",
             metavar="NAME=MODULE:FUNCTION",
-            help="Compute a field from each item, a dict of its fields. What is written has this field alone (a "
-            "sidecar, to join with Zip), unless --copy is given. Repeatable.",
+            help="Add a field that a function computes from each item, a dict of its fields. Repeatable.",
         ),
     ] = None
-    copy: Annotated[
-        bool, typer.Option("--copy", help="With --add-field: write the other fields of the items as well.")
-    ] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,23 +125,43 @@ class _EditOptions:
     execution: _ExecutionGroup
     url: UrlGroup
 
-    def to_edits(self) -> "Edits":
-        """Return what is changed."""
-        from penstock.convert.edit.edits import Edits  # noqa: PLC0415  # imports numpy
-        from penstock.convert.splits import parse_split  # noqa: PLC0415
+    def choose(self, sources: "list[Any]") -> "Source | dict[str, Source]":
+        """Return the items to write; with a split, those of each part."""
+        from penstock.convert.splits import parse_split  # noqa: PLC0415  # imports numpy
+        from penstock.source.combine import Concat, Renamed  # noqa: PLC0415
 
-        return Edits(
-            self.items.where,
-            tuple(self.fields.drop_fields or ()),
-            dict(_parse_rename(text) for text in self.fields.rename or ()),
-            self.items.sort_by,
-            None if self.items.split is None else dict(parse_split(self.items.split)),
-            self.items.split_by,
-            self.items.seed,
-            **self.shards.to_dict(),
-            add_fields=dict(_parse_added(text) for text in self.fields.add_fields or ()),
-            copy=self.fields.copy,
-        )
+        items, dropped = self.items, [*(self.fields.drop_fields or ())]
+        names = dict(_parse_rename(text) for text in self.fields.rename or ())
+        if items.split_by is not None and items.split is None:
+            raise OptionError(
+                f"split_by needs a split, got split_by={items.split_by!r} without one. Give split=... too."
+            )
+        _check_names(sources, dropped, names)
+        each = [source.with_fields([name for name in source.fields if name not in dropped]) for source in sources]
+        if any(one.fields.keys() != each[0].fields.keys() for one in each):  # they may be the same under other names
+            own = [{old: new for old, new in names.items() if old in one.fields} for one in each]
+            each, names = [Renamed(one, its) for one, its in zip(each, own, strict=True)], {}
+        chosen: Any = each[0] if len(each) == 1 else Concat(each)
+        if items.where is not None:
+            total, chosen = count(len(chosen.index), "item"), chosen.where(items.where)
+            if not len(chosen.index):
+                raise SourceError(f"There must be items to write, but where={items.where!r} keeps none of {total}.")
+        found = {"": chosen}
+        if items.split is not None:
+            found = chosen.split(by=items.split_by, seed=items.seed, **dict(parse_split(items.split)))
+        if items.sort_by is not None:
+            found = {name: part.sort_by(items.sort_by) for name, part in found.items()}
+        if names:
+            found = {name: Renamed(part, names) for name, part in found.items()}
+        return found if items.split is not None else found[""]
+
+    def transform(self) -> "Transform | None":
+        """Return what adds fields; None if there are none."""
+        from penstock.convert.add_field import AddField  # noqa: PLC0415
+        from penstock.transform.compose import Compose  # noqa: PLC0415
+
+        added = [AddField(*_parse_added(text)) for text in self.fields.add_fields or ()]
+        return added[0] if len(added) == 1 else Compose(added) if added else None
 
 
 @expand_groups
@@ -154,15 +171,14 @@ def edit(
         typer.Argument(metavar="SRC", help="The folder or URL of a dataset; also as --input (-i). It does not change."),
     ],
     output: Annotated[
-        str | None,
+        str,
         typer.Option(
             "--output",
             "-o",
             metavar="DIR|URL",
-            help="Folder or URL of the edited dataset; with --split, of one dataset per name. Required, except for the "
-            "sidecar of --add-field, which is SRC-NAME if not given.",
+            help="Folder or URL of the edited dataset; with --split, of one dataset per name.",
         ),
-    ] = None,
+    ],
     *,
     options: _EditOptions,
     quiet: Quiet = False,
@@ -176,22 +192,29 @@ def edit(
     --resume continues. Its manifest says what it was made of.
     """
     from penstock.convert.convert import existing_from_flags  # noqa: PLC0415  # imports numpy
-    from penstock.convert.edit.edit_dataset import write_edited  # noqa: PLC0415
     from penstock.convert.engines import LocalEngine  # noqa: PLC0415
+    from penstock.convert.write_source import write_chosen  # noqa: PLC0415
     from penstock.observe.progress import track_phases  # noqa: PLC0415
+    from penstock.source.tar.source import TarSource  # noqa: PLC0415
 
-    sources, execution, store = [source, *(options.items.merge or ())], options.execution, options.url.options()
-    for given in itertools.filterfalse(is_url, sources):
-        check_dataset(given)
+    given, execution, store = [source, *(options.items.merge or ())], options.execution, options.url.options()
+    for place in itertools.filterfalse(is_url, given):
+        check_dataset(place)
+    places = [parse_place(place) if is_url(place) else Path(place).resolve() for place in given]
+    for place in (place for place in places if places.count(place) > 1):
+        raise OptionError(f"Every dataset must be given once, got {place} twice. Its items would be there twice.")
     sys.path.insert(0, str(Path.cwd()))  # where the modules of --add-field are looked for, as python -m does
-    edits, began = options.to_edits(), time.monotonic()
-    where = _choose_output(source, output, edits)
+    began, where = time.monotonic(), parse_place(output)
+    sources = [TarSource(place, store=store if is_url(place) else None) for place in given]
     how: dict[str, Any] = {
         "engine": LocalEngine(execution.workers),
         "existing": existing_from_flags(resume=execution.resume, overwrite=execution.overwrite),
+        "store": store if isinstance(where, Url) else None,
     }
     with track_phases(show=not quiet) as bar:
-        manifests = write_edited(sources, where, edits, on_progress=bar, store=store, **how)
+        chosen, transform = options.choose(sources), options.transform()
+        how |= {"transform": transform, **options.shards.to_dict()}
+        manifests = write_chosen(chosen, where, on_progress=bar, **how)
     seconds = time.monotonic() - began
     if not as_json:
         print_datasets(manifests)
@@ -200,15 +223,15 @@ def edit(
     conclude(manifests, workers, store, show=not quiet, as_json=as_json)
 
 
-def _choose_output(source: str, output: str | None, edits: "Edits") -> "Path | Url":
-    if output is not None:
-        return parse_place(output)
-    if not edits.is_sidecar:
-        raise OptionError("--output must be given: the folder or URL of the edited dataset.")
-    beside = parse_place("-".join([source.rstrip("/"), *(edits.add_fields or ())]))
-    if isinstance(beside, Url) and beside.is_http:
-        raise OptionError("--output must be given: beside a dataset at a web address, nothing can be written.")
-    return beside
+def _check_names(sources: "Sequence[Source]", dropped: Sequence[str], names: Mapping[str, str]) -> None:
+    """Raise OptionError unless each field to drop or rename is in one of the datasets."""
+    known = list(dict.fromkeys(name for source in sources for name in source.fields if name != "metadata"))
+    for what, given in (("drop", dropped), ("rename", names)):
+        for name in (name for name in given if name not in known):
+            hint = " Metadata stay with their items." if name == "metadata" else did_you_mean(name, known)
+            raise OptionError(f"The field to {what} must be one of {', '.join(map(repr, known))}, got {name!r}.{hint}")
+    if set(known) <= set(dropped):
+        raise OptionError(f"drop_fields must leave at least one field, but drops all of {', '.join(known)}.")
 
 
 def _parse_added(text: str) -> tuple[str, str]:

@@ -26,7 +26,7 @@ from penstock.source.select.columns import list_columns, read_columns
 from penstock.source.select.parts import check_fractions, divide_items
 from penstock.source.wrapper import Wrapper, call_prepare, call_release
 
-__all__ = ["FewerFields", "Selectable", "Take", "check_fields", "select_fields"]
+__all__ = ["FewerFields", "Selectable", "Take", "as_stored", "check_fields", "select_fields"]
 
 _LOG = logging.getLogger("penstock")
 _Int64s = NDArray[np.int64]
@@ -122,6 +122,28 @@ class Selectable:
             _LOG.warning("split() leaves %s without items: %r has %s.", ", ".join(empty), source, len(source.index))
         return found
 
+    def sort_by(self, column: str) -> "Take":
+        """Return a source of all items in ascending order of a column; items with the same value stay in their order.
+
+        Every item must have a value: leave the others out with `where("column != None")`.
+        """
+        source = cast("Source", self)
+        values = read_columns(source, [column])[column]
+        if values.dtype.hasobject:
+            kinds = {isinstance(value, str) for value in values.tolist() if value is not None}
+            if len(kinds) > 1:
+                raise SourceError(f"A column must have text or numbers in all items, but {column!r} has both.")
+            missing = np.array([value is None for value in values.tolist()], np.bool_)
+        else:
+            missing = np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), np.bool_)
+        if missing.any():
+            item = int(np.argmax(missing))
+            raise SourceError(
+                f"Every item must have a value of {column!r}, but item {item} of {source!r} has none. Leave such items "
+                f"out with where={f'{column} != None'!r}."
+            )
+        return Take(source, np.argsort(values, kind="stable"), how=f"sort_by({column!r})")
+
     def class_weights(self, by: str) -> dict[Any, float]:
         """Return a weight for each value of a column, in sorted order: the rarer the value, the larger the weight.
 
@@ -137,6 +159,10 @@ class Selectable:
     def with_fields(self, fields: Sequence[str]) -> Any:
         """Return a source of the same items with these fields alone."""
         return FewerFields(cast("Source", self), fields)
+
+    def as_stored(self) -> "Source":
+        """Return a source of the same items whose files, such as images, are their bytes; itself if it has none."""
+        return cast("Source", self)
 
 
 class Take(Selectable, Wrapper):
@@ -267,6 +293,14 @@ class FewerFields(Selectable, Wrapper):
         """Return a source of the same items with these fields alone."""
         return FewerFields(self._source, fields)
 
+    def with_source(self, source: Source) -> "FewerFields":
+        """Return the same fields of another source."""
+        return FewerFields(source, list(self.fields))
+
+    def as_stored(self) -> Source:
+        """Return a source of the same items whose files are their bytes."""
+        return self.with_source(as_stored(self._source))
+
     @property
     def stored_fields(self) -> Mapping[str, Field]:
         """All fields of the source."""
@@ -284,6 +318,11 @@ def select_fields(source: Source, fields: Sequence[str]) -> Source:
     """Return a source of the same items with these fields alone, which are read alone if the source can do that."""
     found: Source = source.with_fields(fields) if hasattr(source, "with_fields") else FewerFields(source, fields)
     return found
+
+
+def as_stored(source: Source) -> Source:
+    """Return a source of the same items whose files, such as images, are their bytes."""
+    return source.as_stored() if isinstance(source, Selectable) else source
 
 
 def check_fields(source: Source, fields: Sequence[str]) -> list[str]:

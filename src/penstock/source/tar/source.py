@@ -23,10 +23,11 @@ from penstock.files.stores.url import Url
 from penstock.shard.columns.row_index import METADATA_SUFFIX
 from penstock.shard.decoders.decode import Decoding, check_decoding, is_uncompressed
 from penstock.shard.manifest import FieldInfo, Manifest, manifest_place
-from penstock.shard.names import KEY
+from penstock.shard.names import KEY, holds_file
 from penstock.shard.places.open_dataset import open_complete
 from penstock.shard.tar import TAR_BLOCK
 from penstock.source.checks import check_items, check_span
+from penstock.source.combine import Zip
 from penstock.source.remote_parts import RemoteParts
 from penstock.source.select.selectable import Selectable
 from penstock.source.tar.axis_lengths import read_axis_lengths
@@ -132,7 +133,7 @@ class TarSource(Selectable, RemoteParts):
         self._parts = () if self._archives is None else (self._archives,)
         table = self.manifest.table
         self._borders = np.concatenate([[0], np.cumsum(table.n_items)]).astype(np.int64)
-        infos, self.fields = _select_fields(self.manifest, fields, decode)
+        infos, self.fields = _select_fields(self.manifest, fields, decode=decode)
         self._spec = ReadSpec(
             self.manifest, infos, self.fields, self._borders, verify, decode, allow_pickle, self._archives
         )
@@ -151,9 +152,21 @@ class TarSource(Selectable, RemoteParts):
     def with_fields(self, fields: Sequence[str]) -> "TarSource":
         """Return a source of the same items with these fields; the manifest is not read again."""
         other = copy.copy(self)
-        infos, other.fields = _select_fields(self.manifest, fields, self._spec.decode)
+        infos, other.fields = _select_fields(self.manifest, fields, decode=self._spec.decode)
         other._spec, other._engine = replace(self._spec, infos=infos, fields=other.fields), None
         return other
+
+    def as_stored(self) -> Source:
+        """Return a source of the same items whose files, such as images and sounds, are their bytes."""
+        files = [name for name in self.fields if name != KEY and holds_file(name)]
+        if not files:
+            return self
+        infos, fields = _select_fields(self.manifest, files, decode=False)
+        stored = copy.copy(self)
+        stored.fields = fields
+        stored._spec, stored._engine = replace(self._spec, infos=infos, fields=fields, decode=False), None
+        rest = [name for name in self.fields if name not in files]
+        return stored if not rest else Zip([stored, self.with_fields(rest)]).with_fields(list(self.fields))
 
     def axis_lengths(self, name: str) -> NDArray[np.uint32] | None:
         """Return the length of a 1-D field in every item, by the side indexes alone; None if they do not tell it."""
@@ -170,7 +183,7 @@ class TarSource(Selectable, RemoteParts):
     @property
     def stored_fields(self) -> Mapping[str, Field]:
         """All fields of the shards, also those that are not delivered."""
-        return _select_fields(self.manifest, [*self.manifest.fields, KEY], self._spec.decode)[1]
+        return _select_fields(self.manifest, [*self.manifest.fields, KEY], decode=self._spec.decode)[1]
 
     def __repr__(self) -> str:
         return f"TarSource({str(self.manifest.folder)!r}, {len(self.index)} items of {', '.join(self.fields)})"
@@ -365,7 +378,7 @@ def _can_fill(column: Any) -> bool:
 
 
 def _select_fields(
-    manifest: Manifest, fields: Sequence[str] | None, decode: Decoding
+    manifest: Manifest, fields: Sequence[str] | None, *, decode: Decoding
 ) -> tuple[dict[str, FieldInfo], Mapping[str, Field]]:
     """Return how the fields to read are stored, and as what they are delivered."""
     infos = dict(manifest.fields) if fields is None else _find_infos(manifest, fields)

@@ -1,0 +1,174 @@
+"""Items of a source as an input: of shards at a path or a URL, or of any source, perhaps changed by a transform."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.convert.inputs.protocol import Sample
+from penstock.core.errors import SourceError
+from penstock.core.protocols import Source, Transform
+from penstock.core.seeds import generator_for
+from penstock.core.types import UNNAMED
+from penstock.files.spans.options import RemoteOptions
+from penstock.files.stores.url import Url
+from penstock.shard.manifest import METADATA
+from penstock.shard.names import automatic_key
+from penstock.shard.sample_form import RESERVED_KEYS
+from penstock.source.select.selectable import as_stored, select_fields
+from penstock.source.tar.source import TarSource
+from penstock.transform.read_values import ItemsAhead
+
+__all__ = ["ShardsInput", "SourceInput", "SourceRecording"]
+
+_READ_ITEMS, _READ_METADATA = 32, 1024
+_TOLD_BYTES, _MOST_TOLD = 16 << 20, 4096  # that are read ahead at once
+
+_Int64s = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardsInput:
+    """A folder of shards that Penstock wrote or indexed. Every byte is verified as it is read.
+
+    Images, sounds and the like are copied as they are stored. Items keep ids that are not automatic, unless several
+    items of a conversion have the same.
+    """
+
+    path: Path | Url
+    remote: RemoteOptions | None = field(default=None, repr=False, compare=False)  # does not change what is read
+
+    is_folder: ClassVar[bool] = True
+
+    def open(self) -> "SourceRecording":
+        """Open the shards."""
+        # The cache folder is not used: every item is read once.
+        store = self.remote.store if isinstance(self.path, Url) and self.remote is not None else None
+        source = TarSource(str(self.path), store=store)
+        if not {*source.fields} - {METADATA}:
+            raise SourceError(f"A dataset must have fields besides metadata to be converted, but {source!r} has none.")
+        return SourceRecording(source, {"format": "shards"})
+
+
+@dataclass(frozen=True, slots=True)
+class SourceInput:
+    """A source that was opened by the caller, and what changes its items.
+
+    Parameters
+    ----------
+    path
+        The file or folder that names it in messages.
+    identity
+        What tells its content, fields and transform from others.
+    about
+        What the manifest says of it.
+    paths
+        Its files, whose sizes and times must not change during a conversion, or before it is resumed.
+    """
+
+    path: Path | Url
+    identity: str
+    source: Source = field(repr=False, compare=False)
+    transform: Transform | None = field(default=None, repr=False, compare=False)
+    seed: int = 0
+    about: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    paths: tuple[Path | Url, ...] = field(default=(), repr=False, compare=False)
+    remote: RemoteOptions | None = field(default=None, repr=False, compare=False)
+
+    is_folder: ClassVar[bool] = True
+
+    def open(self) -> "SourceRecording":
+        """Return the items; the source opens its files by itself."""
+        return SourceRecording(self.source, self.about, self.transform, self.seed)
+
+
+class SourceRecording:
+    """The items of a source. Without a transform, files such as images are copied as they are stored."""
+
+    def __init__(
+        self, source: Source, about: Mapping[str, Any], transform: Transform | None = None, seed: int = 0
+    ) -> None:
+        self._source = as_stored(source) if transform is None else source
+        self._names, self._transform, self._seed = list(source.fields), transform, seed
+        self.n_samples = len(source.index)
+        self.about: Mapping[str, Any] = {**about, "fields": self._names}
+        self.groups: Mapping[str, str] = {}
+        self.notes: Sequence[str] = ()
+
+    @property
+    def ids(self) -> Sequence[str | None]:
+        """The id of each item; None if it is automatic."""
+        return [metadata.get("sample_id") for metadata in self.metadata(np.arange(self.n_samples))]
+
+    def metadata(self, numbers: _Int64s) -> Iterator[Mapping[str, Any]]:
+        """Yield the metadata of items, without reading fields."""
+        if METADATA not in self._names:
+            yield from ({} for _ in numbers)
+            return
+        source = select_fields(self._source, [METADATA])
+        for some, block in _read_blocks(source, numbers, _READ_METADATA, _READ_METADATA):
+            for number, about in zip(some.tolist(), block[METADATA], strict=True):
+                yield _own_metadata(about, number)
+
+    def span(self, numbers: _Int64s) -> NDArray[np.float64]:
+        """Return the number of each item, and the next number."""
+        return np.stack([numbers, numbers + 1], axis=1).astype(np.float64)
+
+    def samples(self, numbers: _Int64s) -> Iterator[Sample]:
+        """Yield items in the order of `numbers`."""
+        stored_bytes = getattr(self._source, "stored_bytes", None) or 0
+        told = min(max(_READ_ITEMS, _TOLD_BYTES // max(1, stored_bytes // max(1, self.n_samples))), _MOST_TOLD)
+        for some, block in _read_blocks(self._source, np.asarray(numbers, np.int64), _READ_ITEMS, told):
+            for row, number in enumerate(some.tolist()):
+                sample = {name: block[name][row] for name in self._names}
+                about = _own_metadata(sample[METADATA], number) if METADATA in sample else {}
+                if self._transform is None:
+                    sample.pop(METADATA, None)
+                    yield sample, about
+                else:
+                    yield self._change(sample, about, number)
+
+    def _change(self, sample: dict[str, Any], about: dict[str, Any], number: int) -> Sample:
+        """Return what the transform makes of an item, which keeps its metadata unless it gets others."""
+        item = sample[UNNAMED] if self._names == [UNNAMED] else sample
+        assert self._transform is not None, "asked by the caller"
+        try:
+            found = self._transform(item, generator_for(self._seed, "augment", 0, number))
+        except (Exception, SystemExit) as error:
+            named = f" ({about['sample_id']!r})" if "sample_id" in about else ""
+            raise SourceError(
+                f"{self._transform!r} failed at item {number}{named}: {type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(found, Mapping):
+            raise SourceError(f"{self._transform!r} must return a dict of fields, got {found!r:.60} for item {number}.")
+        changed = dict(found)
+        given = changed.pop(METADATA, None)
+        if isinstance(given, Mapping) and given is not sample.get(METADATA):
+            own = {name: value for name, value in given.items() if name not in RESERVED_KEYS}
+            about = {**({"sample_id": about["sample_id"]} if "sample_id" in about else {}), **own}
+        return changed, about
+
+    def close(self) -> None:
+        """Close the source; the next read opens it again."""
+        self._source.close()
+
+
+def _read_blocks(
+    source: Source, numbers: _Int64s, at_once: int, told: int
+) -> Iterator[tuple[_Int64s, Mapping[str, Any]]]:
+    """Yield items, some at once, each with what was read; the source is told which items come next."""
+    ahead = ItemsAhead(source, np.asarray(numbers, np.int64), told)
+    for start in range(0, len(numbers), at_once):
+        ahead.follow(start)
+        some = numbers[start : start + at_once]
+        yield some, source.take(some)
+
+
+def _own_metadata(about: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """Return the metadata of item `number` without an automatic id, and without its place in the shard."""
+    found = {name: value for name, value in about.items() if name not in RESERVED_KEYS}
+    sample_id = about.get("sample_id")
+    return found if sample_id in (None, automatic_key(number)) else {"sample_id": sample_id, **found}
