@@ -48,7 +48,6 @@ def run(folder: Path, out: Path, repeats: int) -> None:
         [
             Contender("1 worker", convert_recording, (recording, target, 1)),
             Contender("2 workers", convert_recording, (recording, target, 2)),
-            Contender("2 workers, dask", convert_recording, (recording, target, 2, True)),
         ],
         repeats,
     )
@@ -100,7 +99,7 @@ def convert_rows(rows: Path, target: Path, workers: int) -> float:
     return ROWS / seconds
 
 
-def convert_recording(recording: Path, target: Path, workers: int, dask: bool = False) -> float:
+def convert_recording(recording: Path, target: Path, workers: int) -> float:
     """Convert an NWB file into windows of a second, half overlapping."""
     nwb = ps.convert.NWBOptions(modalities=("spikes", "lfp"), rate_hz=500.0)
     began = time.perf_counter()
@@ -109,7 +108,7 @@ def convert_recording(recording: Path, target: Path, workers: int, dask: bool = 
         target,
         reading=ps.convert.ReadOptions(nwb=nwb),
         options=ps.convert.ConvertOptions(ps.shard.WriteOptions(100)),
-        **({"engine": ps.convert.DaskEngine(workers=workers)} if dask else {"workers": workers}),
+        workers=workers,
         show_progress=False,
     )
     seconds = time.perf_counter() - began

@@ -7,17 +7,20 @@ must see the inputs and the output under the same path.
 import argparse
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from typing import Any
 
 import penstock as ps
-from penstock.convert import ConvertOptions, DaskEngine
+from penstock.convert import ConvertOptions
 from penstock.shard import WriteOptions
 
 
 @contextmanager
-def workers(chosen: argparse.Namespace) -> Iterator[str]:
-    """Yield the address of a scheduler with workers."""
+def workers(chosen: argparse.Namespace) -> Iterator[Executor]:
+    """Yield an executor whose workers are jobs of the queue."""
+    from distributed import Client
+
     job: dict[str, Any] = {"cores": 1, "processes": 1, "memory": chosen.memory, "walltime": chosen.walltime}
     if chosen.queue == "slurm":
         from dask_jobqueue import SLURMCluster
@@ -36,9 +39,9 @@ def workers(chosen: argparse.Namespace) -> Iterator[str]:
             dashboard_address=None,
             scheduler_kwargs={"dashboard_address": ":0"},  # any port
         )
-    with cluster:
+    with cluster, Client(cluster) as client:
         cluster.scale(chosen.jobs)
-        yield cluster.scheduler_address
+        yield client.get_executor(pure=False)
 
 
 def main() -> None:
@@ -55,12 +58,13 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true", help="continue an interrupted conversion")
     chosen = parser.parse_args()
     try:
-        with workers(chosen) as address:
+        with workers(chosen) as executor:
             summary = ps.convert_to_shards(
                 chosen.inputs,
                 chosen.output,
                 options=ConvertOptions(WriteOptions(shard_size=chosen.shard_size)),
-                engine=DaskEngine(address),
+                workers=chosen.jobs,
+                executor=executor,
                 resume=chosen.resume,
             )
     except ps.PenstockError as error:

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from penstock import OptionError, TarSource, convert_to_shards
+from penstock import OptionError, TarSource
 from penstock.cli import app
-from penstock.convert import ConvertOptions, LocalEngine
+from penstock.convert import ConvertOptions
 from penstock.recipes.webdataset import NWBToWebDatasetConverter
 
 
@@ -99,8 +99,6 @@ def test_an_existing_dataset_is_replaced_only_with_overwrite(rows: Path) -> None
         (["rows0.npy", "--overlap", "1.0", "--sequence-length", "4"], "must be a number >= 0 and < 1"),
         (["rows0.npy", "--format", "edf"], "--format must be one of"),
         (["rows0.npy", "--split", "a=0.5"], "add up to 1"),
-        (["rows0.npy", "--scheduler", "tcp://nowhere:1"], "--scheduler needs --engine dask"),
-        (["rows0.npy", "--engine", "ray"], "--engine must be one of local, dask"),
         (["rows0.npy", "rows0.npy"], "must be given once"),
         (["rows0.npy", "--unit-filter", "quality"], "COLUMN=VALUE"),
         (["rows0.npy", "--units", "quality=good"], "Use --unit-filter quality=good to select units"),
@@ -166,8 +164,6 @@ def test_ctrl_c_publishes_nothing_and_resume_ends_with_the_same_bytes(rows: Path
 
 
 def test_arguments_that_would_be_ignored_are_refused(rows: Path) -> None:
-    with pytest.raises(OptionError, match="At most one of workers and engine"):
-        convert_to_shards("rows0.npy", "out", workers=2, engine=LocalEngine(2))
     with pytest.raises(OptionError, match="must be set in options"):
         NWBToWebDatasetConverter("out", shard_size=5, options=ConvertOptions())
 

@@ -6,22 +6,24 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from penstock_convert_parts import OddError, has_happened, mend, mishap, read, rows, tapes, tree, visible
-from penstock_test_parts import eventually
 
 from penstock.convert.convert import convert
-from penstock.convert.engines import DaskEngine, Engine, LocalEngine
+from penstock.convert.engines import Engine, ExecutorEngine, LocalEngine
 from penstock.convert.scan import ConvertOptions
 from penstock.convert.splits import Split
-from penstock.core.errors import ConversionError, MissingDependency, OptionError, WorkerError
+from penstock.convert.to_shards import convert_to_shards
+from penstock.convert.write_source import write_source
+from penstock.core.errors import ConversionError, OptionError, WorkerError
 from penstock.shard.outputs.write_options import WriteOptions
+from penstock.source.tar.source import TarSource
 
 
 def square(number: int) -> tuple[int, int]:
@@ -170,11 +172,36 @@ def _command(entry: Path) -> str:
         return ""
 
 
-@pytest.mark.parametrize("engine", [LocalEngine, DaskEngine])
 @pytest.mark.parametrize("workers", [0, -1, 1.5])
-def test_an_invalid_number_of_workers_is_refused(engine: Any, workers: Any) -> None:
+def test_an_invalid_number_of_workers_is_refused(workers: Any) -> None:
     with pytest.raises(OptionError, match="workers"):
-        engine(workers=workers)
+        LocalEngine(workers=workers)
+
+
+# -- executors ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [ThreadPoolExecutor, ProcessPoolExecutor])
+def test_any_executor_writes_the_same_bytes(kind: Any, tmp_path: Path) -> None:
+    given = tapes(tmp_path / "in", (7, 5, 9, 4))
+    options = ConvertOptions(WriteOptions(2))
+    convert(given, tmp_path / "local", options)
+    with kind(2) as executor:
+        convert_to_shards(given, tmp_path / "out", options=options, executor=executor, show_progress=False)
+        assert tree(tmp_path / "out") == tree(tmp_path / "local")
+        write_source(TarSource(tmp_path / "out"), tmp_path / "again", executor=executor, show_progress=False)
+    assert read(tmp_path / "again") == rows(given)
+
+
+def test_an_executor_that_does_no_more_work_is_an_error_and_nothing_is_published(tmp_path: Path) -> None:
+    given = tapes(tmp_path / "in", (7, 5))
+    mishap(given[1], "die", 3, once=False)
+    with ProcessPoolExecutor(2) as executor, pytest.raises(WorkerError, match="died while working on shard_00000"):
+        convert(given, tmp_path / "out", ConvertOptions(WriteOptions(2)), engine=ExecutorEngine(executor, 2))
+    assert visible(tmp_path / "out") == set()
+    mend(given[1])
+    convert(given, tmp_path / "out", ConvertOptions(WriteOptions(2)), existing="resume")
+    assert read(tmp_path / "out") == rows(given)
 
 
 # -- dask --------------------------------------------------------------------------------------------------------------
@@ -199,7 +226,9 @@ def cluster() -> Iterator[Any]:
 def dask(cluster: Any) -> Iterator[Engine]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield DaskEngine(cluster.scheduler_address)
+        distributed = pytest.importorskip("distributed")
+        with distributed.Client(cluster) as client:
+            yield ExecutorEngine(client.get_executor(pure=False), 4)
 
 
 def test_dask_writes_the_same_bytes_and_what_fails_there_is_reported_here(dask: Engine, tmp_path: Path) -> None:
@@ -230,60 +259,9 @@ def test_a_task_that_always_kills_dask_workers_is_named_and_nothing_is_published
     given = tapes(tmp_path / "in", (7,))
     mishap(given[0], "die", 6, once=False)
     monkeypatch.setattr(cluster.scheduler, "allowed_failures", 0)
-    with pytest.raises(WorkerError, match=r"died repeatedly while working on shard_000000\.tar, made from .*tape_0"):
+    with pytest.raises(WorkerError, match=r"died while working on shard_000000\.tar, made from .*tape_0"):
         convert(given, tmp_path / "out", ConvertOptions(WriteOptions(7)), engine=dask)
     assert visible(tmp_path / "out") == set()
     mend(given[0])
     convert(given, tmp_path / "out", ConvertOptions(WriteOptions(7)), existing="resume")
     assert read(tmp_path / "out") == rows(given)
-
-
-@pytest.mark.filterwarnings("ignore")  # dask's own
-def test_a_cluster_of_its_own_ends_with_the_conversion(tmp_path: Path) -> None:
-    pytest.importorskip("distributed")
-    before = _children()
-    given = tapes(tmp_path / "in", (7, 5))
-    convert(given, tmp_path / "out", ConvertOptions(WriteOptions(2)), engine=DaskEngine(workers=2))
-    assert read(tmp_path / "out") == rows(given)
-    assert _children() <= before
-
-
-@pytest.mark.filterwarnings("ignore")  # dask's own
-def test_a_scheduler_that_does_not_answer_is_named(tmp_path: Path) -> None:
-    pytest.importorskip("distributed")  # before: what it adds to a configuration that is set would be lost with it
-    config = pytest.importorskip("dask").config
-    with (
-        config.set({"distributed.comm.timeouts.connect": "50ms"}),
-        pytest.raises(WorkerError, match="No dask scheduler"),
-    ):
-        convert(tapes(tmp_path / "in"), tmp_path / "out", engine=DaskEngine("tcp://127.0.0.1:9"))
-    assert not (tmp_path / "out").exists()
-
-
-def test_without_dask_the_cure_is_in_the_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(MissingDependency, match=r"penstock\[dask\]"):
-        convert(tapes(tmp_path / "in"), tmp_path / "out", engine=DaskEngine())
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.canary("cluster")
-@pytest.mark.filterwarnings("ignore")  # dask's own
-def test_waiting_for_dask_workers_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    distributed = pytest.importorskip("distributed")
-    empty = {"n_workers": 0, "threads_per_worker": 1, "dashboard_address": None}
-    with distributed.LocalCluster(**empty, processes=False, scheduler_kwargs={"dashboard_address": ":0"}) as cluster:
-        engine, found = DaskEngine(cluster.scheduler_address), []
-
-        def work() -> None:
-            found.extend(engine.run(square, [3]))
-            engine.close()  # in the thread that connected
-
-        working = threading.Thread(target=work)
-        with caplog.at_level(logging.WARNING, logger="penstock"):
-            working.start()
-            assert eventually(lambda: any("Waiting for dask workers" in said for said in caplog.messages))
-        cluster.scale(1)
-        working.join(300)
-    assert [(number, result[0]) for number, result in found] == [(0, 9)]
-    assert sum("Waiting for dask workers" in said for said in caplog.messages) == 1

@@ -88,7 +88,6 @@ def refusals(hidden: Hidden, with_zarr: list[str]) -> dict[str, list[str]]:
         "accelerate": lambda: ps.recipes.trainers.prepare_loader,
         "report": lambda: plot_item({}, Path("a.png")),
         "image": lambda: decode("png", b""),
-        "dask": lambda: ps.convert_to_shards("shards", "e", engine=ps.convert.DaskEngine(None, 1)),
         "remote": read_remote,
         "table": lambda: read_table(Path("a.parquet")),
     }

@@ -11,7 +11,7 @@ from penstock_convert_parts import read, tapes
 from bench.campaign.kills.resumable import Work, kill_and_resume
 from bench.campaign.trials import Kind
 from penstock.convert.convert import convert
-from penstock.convert.engines import DaskEngine, Engine, LocalEngine
+from penstock.convert.engines import Engine, LocalEngine
 from penstock.convert.scan import ConvertOptions
 from penstock.convert.splits import Split
 from penstock.core.errors import SourceError
@@ -54,8 +54,6 @@ def _read_or_none(folder: Path) -> Any:
         return None
 
 
-# Dask counts the changes of its own files as well, and gives up if a process dies while a cluster is being started.
-_DASK = {"clocks": ("time",), "may_fail": True, "rounds": 1}
 CONVERSIONS = [
     Kind("conversion", "kill -9 of a conversion in one process", (1, 2), _kill_a_conversion(LocalEngine)),
     Kind(
@@ -63,13 +61,5 @@ CONVERSIONS = [
         "kill -9 of a conversion with two workers, or of a worker",
         (1, 2),
         _kill_a_conversion(lambda: LocalEngine(2)),
-    ),
-    Kind(
-        "conversion-dask",
-        "kill -9 of a conversion on a dask cluster of two workers",
-        (1, 2),
-        _kill_a_conversion(lambda: DaskEngine(workers=2), **_DASK),
-        seconds=300,
-        leaves=("dask-scratch-space",),
     ),
 ]

@@ -1,5 +1,4 @@
 from penstock.convert.columns import Columns as Columns
-from penstock.convert.engines import DaskEngine as DaskEngine
 from penstock.convert.engines import LocalEngine as LocalEngine
 from penstock.convert.formats import ReadOptions as ReadOptions
 from penstock.convert.formats import inputs_of as inputs_of

@@ -102,7 +102,6 @@ def convert(
         report = on_progress or (lambda *_: None)
         places = [given.path for given in inputs]
         conversion = _Conversion(locked, options, engine or LocalEngine(), report, places, chosen)
-        stack.callback(conversion.engine.close)
         stack.callback(close_recordings)
         if existing == "refuse":
             _check_free(locked)

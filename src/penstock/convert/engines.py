@@ -1,4 +1,4 @@
-"""Engines that run a conversion: this process, worker processes on this machine, or a dask cluster.
+"""Engines that run a conversion: this process, processes of this machine, or an executor of `concurrent.futures`.
 
 An engine calls a function once per work item and yields the results as they arrive. The function is idempotent, so work
 that is lost with a worker is done again.
@@ -7,6 +7,8 @@ that is lost with a worker is done again.
 2. A worker dies: the work in flight is done again, one work item at a time; a third death on the same one is a
    WorkerError.
 3. This process ends, in whatever way: its local workers end with it.
+
+Of an executor, 2 and 3 are what it does itself: dask does the work of a worker that died again.
 """
 
 import ctypes
@@ -18,19 +20,17 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager, suppress
-from importlib import import_module
+from contextlib import closing, contextmanager, suppress
 from multiprocessing import connection
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from penstock.core.checks import check_integer
-from penstock.core.errors import MissingDependency, WorkerError
-from penstock.core.text import count
+from penstock.core.errors import WorkerError
 
-__all__ = ["DaskEngine", "Engine", "LocalEngine"]
+__all__ = ["Engine", "ExecutorEngine", "LocalEngine", "choose_engine"]
 
 _LOG = logging.getLogger("penstock")
 _T = TypeVar("_T")
@@ -38,7 +38,6 @@ _R = TypeVar("_R")
 
 _TRIES = 3
 _AHEAD = 2  # work items queued per worker
-_PATIENCE_SECONDS = 2.0  # before a wait is explained
 _PR_SET_PDEATHSIG = 1
 
 
@@ -51,16 +50,9 @@ class Engine(Protocol):
         """Yield (number, result) for each work item, in any order."""
         ...
 
-    def close(self) -> None:
-        """End the workers; the next `run` starts new ones."""
-        ...
-
 
 class LocalEngine:
     """Runs in this process (`workers=1`), or in `workers` processes on this machine."""
-
-    is_local = True
-    """Whether inputs are read by this machine."""
 
     def __init__(self, workers: int = 1) -> None:
         self.workers = check_integer("workers", workers, at_least=1)
@@ -75,40 +67,71 @@ class LocalEngine:
         while todo:
             lost: list[int] = []
             with _worker_pool(min(self.workers, len(items))) as pool:
-                yield from self._run_in(pool, function, items, todo, lost)
+                for number, future in _submit_all(pool, function, items, todo, self.workers * _AHEAD):
+                    try:
+                        result = future.result()
+                    except BrokenProcessPool:
+                        lost.append(number)
+                    else:
+                        yield number, result
             # One at a time: this finds the work item that kills its worker, and no other is lost with it.
             for number in sorted(lost):
                 yield number, _run_alone(function, items[number])
 
-    def close(self) -> None:
-        """Do nothing: workers end with each `run`."""
 
-    def _run_in(
-        self,
-        pool: ProcessPoolExecutor,
-        function: Callable[[_T], _R],
-        items: Sequence[_T],
-        todo: list[int],
-        lost: list[int],
-    ) -> Iterator[tuple[int, _R]]:
-        """Work through `todo`. If a worker dies, the work in flight is added to `lost`."""
-        begun: dict[Future[_R], int] = {}
-        while todo or begun:
-            try:
-                while todo and len(begun) < self.workers * _AHEAD and not lost:
+class ExecutorEngine:
+    """Runs on any executor of `concurrent.futures`, such as dask's `client.get_executor(pure=False)`.
+
+    Parameters
+    ----------
+    workers
+        How many work items it does at once, about: twice as many are submitted.
+    """
+
+    def __init__(self, executor: Executor, workers: int = 32) -> None:
+        self._executor, self.workers = executor, check_integer("workers", workers, at_least=1)
+
+    def run(self, function: Callable[[_T], _R], items: Sequence[_T]) -> Iterator[tuple[int, _R]]:
+        """Yield (number, result) for each work item, in any order."""
+        todo = list(reversed(range(len(items))))
+        with closing(_submit_all(self._executor, function, items, todo, self.workers * _AHEAD)) as running:
+            for number, future in running:
+                try:
+                    result = future.result()
+                except Exception as error:
+                    if isinstance(error, BrokenExecutor) or type(error).__name__ == "KilledWorker":  # of dask
+                        raise WorkerError(f"Workers died while working on {items[number]}: {error}") from error
+                    raise
+                yield number, result
+        if todo:
+            raise WorkerError(f"{self._executor!r} takes no more work. Give an executor whose workers are alive.")
+
+
+def choose_engine(workers: int, executor: Executor | None) -> Engine:
+    """Return the engine of a number of local processes, or of an executor."""
+    if executor is None:
+        return LocalEngine(workers)
+    return ExecutorEngine(executor) if workers == 1 else ExecutorEngine(executor, workers)
+
+
+def _submit_all(
+    pool: Executor, function: Callable[[_T], _R], items: Sequence[_T], todo: list[int], at_once: int
+) -> Generator[tuple[int, Future[_R]], None, None]:
+    """Yield work items when they are done. If the pool is broken, what was not submitted stays in `todo`."""
+    begun: dict[Future[_R], int] = {}
+    try:
+        while True:
+            with suppress(BrokenExecutor):
+                while todo and len(begun) < at_once:
                     begun[_submit(pool, function, items[todo[-1]])] = todo[-1]
                     todo.pop()
-            except BrokenProcessPool:
-                lost += begun.values()
+            if not begun:
                 return
-            finished, _ = wait(begun, return_when=FIRST_COMPLETED)
-            for future in finished:
-                number = begun.pop(future)
-                try:
-                    yield number, future.result()
-                except BrokenProcessPool:
-                    lost += [number, *begun.values()]
-                    return
+            for future in wait(begun, return_when=FIRST_COMPLETED)[0]:
+                yield begun.pop(future), future
+    finally:
+        for future in begun:
+            future.cancel()
 
 
 def _run_alone(function: Callable[[_T], _R], item: _T) -> _R:
@@ -122,7 +145,7 @@ def _run_alone(function: Callable[[_T], _R], item: _T) -> _R:
     )
 
 
-def _submit(pool: ProcessPoolExecutor, function: Callable[[_T], _R], item: _T) -> Future[_R]:
+def _submit(pool: Executor, function: Callable[[_T], _R], item: _T) -> Future[_R]:
     """Submit a work item; the first one forks the workers. A Ctrl-C meanwhile is handled afterwards.
 
     Python drops what a signal handler raises in the middle of a fork.
@@ -185,93 +208,3 @@ def _exit_with_parent() -> None:
     if above is not None:
         connection.wait([above.sentinel])
     os._exit(1)
-
-
-class DaskEngine:
-    """Runs on a dask cluster: an existing one, or a temporary one on this machine.
-
-    Parameters
-    ----------
-    scheduler
-        The address of a scheduler, such as `tcp://10.0.0.7:8786`, or the path of a scheduler file. None: a cluster on
-        this machine, for the duration of the conversion.
-    workers
-        Number of processes of a cluster on this machine.
-    """
-
-    def __init__(self, scheduler: str | None = None, workers: int = 2) -> None:
-        self.scheduler, self.workers = scheduler, check_integer("workers", workers, at_least=1)
-        self._open = ExitStack()
-        self._client: Any = None
-
-    def run(self, function: Callable[[_T], _R], items: Sequence[_T]) -> Iterator[tuple[int, _R]]:
-        """Yield (number, result) for each work item, in any order."""
-        distributed = _import_distributed()
-        if self._client is None:
-            self._client = self._connect(distributed)
-        futures = {
-            self._client.submit(function, item, pure=False, key=f"penstock-{os.urandom(8).hex()}"): number
-            for number, item in enumerate(items)
-        }
-        try:
-            for future in distributed.as_completed(futures):
-                number = futures[future]
-                try:
-                    result = future.result()
-                except distributed.KilledWorker as error:
-                    raise WorkerError(f"Workers died repeatedly while working on {items[number]}: {error}") from error
-                yield number, result
-        finally:
-            self._client.cancel(list(futures))
-
-    def close(self) -> None:
-        """Disconnect from the cluster; a cluster started by this engine ends."""
-        self._client = None
-        self._open.close()
-
-    def _connect(self, distributed: Any) -> Any:
-        if self.scheduler is None:
-            local = {"n_workers": self.workers, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
-            # Any free port, even without a dashboard: two conversions on one machine would collide at the default port.
-            ports = {"dashboard_address": ":0"}
-            try:
-                cluster = self._open.enter_context(distributed.LocalCluster(**local, scheduler_kwargs=ports))
-                return self._open.enter_context(distributed.Client(cluster))
-            except (OSError, RuntimeError) as error:  # what dask raises if one of its processes dies meanwhile
-                raise WorkerError(
-                    f"A dask cluster of {count(self.workers, 'worker')} could not be started here: {error} Convert "
-                    "again, or without dask."
-                ) from error
-        file = self.scheduler.endswith(".json")
-        try:
-            with _log_if_long(f"Waiting for the dask scheduler {'of the file' if file else 'at'} {self.scheduler}."):
-                client = distributed.Client(**{"scheduler_file" if file else "address": self.scheduler})
-        except OSError as error:
-            raise WorkerError(
-                f"No dask scheduler answers at {self.scheduler}: {error}. Check the address, or start a scheduler "
-                "there."
-            ) from error
-        self._open.enter_context(client)
-        with _log_if_long(f"Waiting for dask workers: the scheduler at {self.scheduler} has none yet."):
-            client.wait_for_workers(1)
-        self.workers = max(1, len(client.scheduler_info()["workers"]))
-        return client
-
-
-@contextmanager
-def _log_if_long(message: str) -> Iterator[None]:
-    """Log a message, once, if the block takes longer than two seconds."""
-    timer = threading.Timer(_PATIENCE_SECONDS, _LOG.warning, [message])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def _import_distributed() -> Any:
-    try:
-        return import_module("distributed")
-    except ImportError as error:
-        raise MissingDependency("distributed", "dask", "Converting on a dask cluster") from error

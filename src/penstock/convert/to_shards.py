@@ -3,11 +3,12 @@
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
 from penstock.convert.convert import convert, existing_from_flags
-from penstock.convert.engines import Engine, LocalEngine
+from penstock.convert.engines import choose_engine
 from penstock.convert.formats import Format, ReadOptions, inputs_of
 from penstock.convert.inputs.function import FunctionInput, find_beside
 from penstock.convert.inputs.patterns import expand_paths
@@ -34,7 +35,7 @@ def convert_to_shards(
     reading: ReadOptions | None = None,
     options: ConvertOptions | None = None,
     workers: int = 1,
-    engine: Engine | None = None,
+    executor: Executor | None = None,
     resume: bool = False,
     overwrite: bool = False,
     show_progress: bool = True,
@@ -58,9 +59,10 @@ def convert_to_shards(
     options
         How shards are written: their size, split, and what to do with bad inputs.
     workers
-        Number of processes that write shards.
-    engine
-        Runs the work instead of local processes, such as a `DaskEngine`.
+        Number of processes that write shards; with an executor, about how many work items it does at once.
+    executor
+        Runs the work instead of local processes: any executor of `concurrent.futures`, such as dask's
+        `client.get_executor(pure=False)`. It stays open.
     resume, overwrite
         Resume an interrupted conversion of the same inputs with the same options; replace the dataset that is there.
     show_progress
@@ -77,12 +79,12 @@ def convert_to_shards(
     >>> convert_to_shards(folder / "rows.npy", folder / "shards")["total_samples"]
     6
     """
-    engine, where = _choose_engine(workers, engine), parse_place(output_dir)
+    where = parse_place(output_dir)
     each = [inputs] if isinstance(inputs, str | os.PathLike | Url) else list(inputs)
     found, output_store = _make_inputs(each, format, reading, store), choose_store(store, each, where)
     existing = existing_from_flags(resume=resume, overwrite=overwrite)
     with track_phases(show=show_progress) as bar:
-        how: dict[str, Any] = {"engine": engine, "existing": existing, "on_progress": bar}
+        how: dict[str, Any] = {"engine": choose_engine(workers, executor), "existing": existing, "on_progress": bar}
         manifests = convert(found, where, options, store=output_store, **how)
     log_notes(list_notes(manifests), where)
     return summaries(manifests)
@@ -101,15 +103,6 @@ def choose_store(store: StoreOptions | None, inputs: Sequence[Any], output: Path
 
 def _is_place(given: Any) -> bool:
     return isinstance(given, str | os.PathLike | Url)
-
-
-def _choose_engine(workers: int, engine: Engine | None) -> Engine:
-    if engine is not None and workers != 1:
-        raise OptionError(
-            f"At most one of workers and engine must be given, got workers={workers} and engine={engine!r}. An engine "
-            "has workers of its own."
-        )
-    return engine if engine is not None else LocalEngine(workers)
 
 
 def log_notes(notes: Sequence[str], where: Path | Url) -> None:

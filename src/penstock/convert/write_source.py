@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.convert.convert import Existing, convert, existing_from_flags
-from penstock.convert.engines import Engine, LocalEngine
+from penstock.convert.engines import Engine, choose_engine
 from penstock.convert.inputs.source import SourceInput
 from penstock.convert.plan import Chosen
 from penstock.convert.scan import ConvertOptions, ProgressCallback
@@ -53,6 +54,7 @@ def write_source(
     shard_size: int | None = None,
     shard_bytes: int | None = None,
     workers: int = 1,
+    executor: Executor | None = None,
     resume: bool = False,
     overwrite: bool = False,
     show_progress: bool = True,
@@ -78,8 +80,9 @@ def write_source(
         returns others. Its generator depends on `seed` and the item alone.
     shard_size, shard_bytes
         Items per shard, or about how many bytes a shard has. Both None: as in the dataset that is read, or 1000 items.
-    workers
-        Number of processes that write shards; more than one need a transform that is defined in a module.
+    workers, executor
+        Number of processes that write shards; more than one need a transform that is defined in a module. An executor
+        of `concurrent.futures` does it instead, as in `convert_to_shards`.
     resume, overwrite
         Resume the interrupted write of the same items; replace the dataset at the output.
     show_progress
@@ -97,7 +100,7 @@ def write_source(
     """
     existing, where = existing_from_flags(resume=resume, overwrite=overwrite), parse_place(output)
     how: dict[str, Any] = {"transform": transform, "seed": seed, "shard_size": shard_size, "shard_bytes": shard_bytes}
-    how |= {"engine": LocalEngine(workers), "existing": existing, "store": store}
+    how |= {"engine": choose_engine(workers, executor), "existing": existing, "store": store}
     with track_phases(show=show_progress) as bar:
         manifests = write_chosen(source, where, on_progress=bar, **how)
     log_notes(list_notes(manifests), where)

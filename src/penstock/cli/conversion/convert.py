@@ -58,13 +58,14 @@ def convert(
     same for any number of workers. A dataset appears only when it is complete: after an error or Ctrl-C nothing is
     published, and --resume continues. Of NWB files at a URL, only what is needed is downloaded.
     """
+    from penstock.convert.engines import LocalEngine  # noqa: PLC0415
     from penstock.convert.formats import inputs_of  # noqa: PLC0415  # imports numpy
 
     reading, writing, execution = options.to_read_options(), options.to_convert_options(), options.execution
-    engine = execution.make_engine()
     where, store = parse_place(output), options.url.to_store()
     for given in itertools.filterfalse(is_url, inputs):
         check_input(given)
+    engine = LocalEngine(execution.workers)
     found = inputs_of(inputs, options.input.kind, reading, store)  # type: ignore[arg-type]  # checked there
     _check_used(context, found)
     if execution.dry_run:

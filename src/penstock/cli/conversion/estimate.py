@@ -44,7 +44,6 @@ def estimate(
     bad: dict[Path | Url, str] = {}
     with track_phases(show=show) as on_progress:
         jobs = make_jobs(scan_inputs(inputs, options, engine, on_progress, bad), output, options, bad)
-    engine.close()
     total = sum(job.n_items for job in jobs)
     scratch = Path(tempfile.mkdtemp(prefix="penstock-dry-run-"))
     try:

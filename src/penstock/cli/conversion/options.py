@@ -15,7 +15,6 @@ from penstock.core.errors import OptionError
 
 if TYPE_CHECKING:
     from penstock.convert.convert import Existing
-    from penstock.convert.engines import Engine
     from penstock.convert.formats import ReadOptions
     from penstock.convert.scan import ConvertOptions
 
@@ -263,20 +262,6 @@ class _ExecutionGroup:
     workers: Annotated[
         int, typer.Option("--workers", "-w", metavar="N", min=1, help="Number of shards written at once.")
     ] = 1
-    engine: Annotated[
-        str,
-        typer.Option(
-            metavar="local|dask",
-            help="Run in processes of this machine, or on a dask cluster.",
-            autocompletion=choices("local", "dask"),
-        ),
-    ] = "local"
-    scheduler: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS|FILE", help="With --engine dask: the scheduler; a cluster on this machine if not given."
-        ),
-    ] = None
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Estimate items, bytes and time from a slice; write nothing.")
     ] = False
@@ -292,18 +277,6 @@ class _ExecutionGroup:
     validate: Annotated[
         bool, typer.Option("--validate", help="Read every byte again and compare it with what was written.")
     ] = False
-
-    def make_engine(self) -> "Engine":
-        """Return the engine that the options ask for."""
-        from penstock.convert.engines import DaskEngine, LocalEngine  # noqa: PLC0415
-
-        if self.engine not in ("local", "dask"):
-            raise OptionError(f"--engine must be one of local, dask, got {self.engine}.")
-        if self.engine == "dask":
-            return DaskEngine(self.scheduler, self.workers)
-        if self.scheduler is not None:
-            raise OptionError(f"--scheduler needs --engine dask, got --scheduler {self.scheduler} with --engine local.")
-        return LocalEngine(self.workers)
 
     @property
     def existing(self) -> "Existing":

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.convert.engines import LocalEngine
 from penstock.convert.nwb.input import NWBInput, NWBOptions
 from penstock.convert.scan import ConvertOptions
 from penstock.convert.to_shards import convert_to_shards
-from penstock.core.checks import check_keys, option_names
+from penstock.core.checks import check_integer, check_keys, option_names
 from penstock.core.errors import OptionError
 from penstock.observe.progress import track_progress
 from penstock.shard.compression import Compression
@@ -79,7 +78,7 @@ class NWBToWebDatasetConverter:
         if options is not None and (shard_size, compression) != (1000, "none"):
             raise OptionError("shard_size and compression must be set in options, if that is given: WriteOptions(...).")
         self._options = options or ConvertOptions(WriteOptions(shard_size, compression=compression))
-        self._output, self._engine = Path(output_dir), LocalEngine(workers)
+        self._output, self._workers = Path(output_dir), check_integer("workers", workers, at_least=1)
         self._resume, self._overwrite = resume, overwrite
         self._inputs: list[NWBInput] = []
         self._summary: dict[str, Any] | None = None
@@ -115,7 +114,7 @@ class NWBToWebDatasetConverter:
                 self._inputs,
                 self._output,
                 options=self._options,
-                engine=self._engine,
+                workers=self._workers,
                 resume=self._resume,
                 overwrite=self._overwrite,
                 show_progress=show_progress,
