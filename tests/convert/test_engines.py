@@ -20,7 +20,7 @@ from penstock.convert.engines import Engine, ExecutorEngine, LocalEngine
 from penstock.convert.scan import ConvertOptions
 from penstock.convert.splits import Split
 from penstock.convert.to_shards import convert_to_shards
-from penstock.convert.write_source import write_source
+from penstock.convert.write import write_source
 from penstock.core.errors import ConversionError, OptionError, WorkerError
 from penstock.shard.outputs.write_options import WriteOptions
 from penstock.source.tar.source import TarSource

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from penstock.chain.glance import show_html
-from penstock.convert.write_source import write_source
+from penstock.convert.write import write_source
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, PlanError
 from penstock.core.index import Index

@@ -17,4 +17,4 @@ from penstock.convert.nwb.input import NWBOptions as NWBOptions
 from penstock.convert.scan import ConvertOptions as ConvertOptions
 from penstock.convert.splits import Split as Split
 from penstock.convert.to_shards import convert_to_shards as convert_to_shards
-from penstock.convert.write_source import write_source as write_source
+from penstock.convert.write import write_source as write_source

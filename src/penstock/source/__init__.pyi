@@ -19,3 +19,4 @@ from penstock.source.volume.array import VolumeArray as VolumeArray
 from penstock.source.volume.ngff import Multiscale as Multiscale
 from penstock.source.volume.plates import list_images as list_images
 from penstock.source.volume.source import VolumeSource as VolumeSource
+from penstock.source.windowed import Windowed as Windowed

@@ -193,7 +193,7 @@ def edit(
     """
     from penstock.convert.convert import existing_from_flags  # noqa: PLC0415  # imports numpy
     from penstock.convert.engines import LocalEngine  # noqa: PLC0415
-    from penstock.convert.write_source import write_chosen  # noqa: PLC0415
+    from penstock.convert.write import write_chosen  # noqa: PLC0415
     from penstock.observe.progress import track_phases  # noqa: PLC0415
     from penstock.source.tar.source import TarSource  # noqa: PLC0415
 

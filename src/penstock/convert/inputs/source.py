@@ -82,15 +82,21 @@ class SourceInput:
 
     def open(self) -> "SourceRecording":
         """Return the items; the source opens its files by itself."""
-        return SourceRecording(self.source, self.about, self.transform, self.seed)
+        return SourceRecording(self.source, self.about, self.transform, self.seed, self.path.name)
 
 
 class SourceRecording:
     """The items of a source. Without a transform, files such as images are copied as they are stored."""
 
     def __init__(
-        self, source: Source, about: Mapping[str, Any], transform: Transform | None = None, seed: int = 0
+        self,
+        source: Source,
+        about: Mapping[str, Any],
+        transform: Transform | None = None,
+        seed: int = 0,
+        file: str = "",
     ) -> None:
+        self._file = file
         self._source = as_stored(source) if transform is None else source
         self._names, self._transform, self._seed = list(source.fields), transform, seed
         self.n_samples = len(source.index)
@@ -106,7 +112,7 @@ class SourceRecording:
     def metadata(self, numbers: _Int64s) -> Iterator[Mapping[str, Any]]:
         """Yield the metadata of items, without reading fields."""
         if METADATA not in self._names:
-            yield from ({} for _ in numbers)
+            yield from self._locate(numbers)
             return
         source = select_fields(self._source, [METADATA])
         for some, block in _read_blocks(source, numbers, _READ_METADATA, _READ_METADATA):
@@ -122,14 +128,24 @@ class SourceRecording:
         stored_bytes = getattr(self._source, "stored_bytes", None) or 0
         told = min(max(_READ_ITEMS, _TOLD_BYTES // max(1, stored_bytes // max(1, self.n_samples))), _MOST_TOLD)
         for some, block in _read_blocks(self._source, np.asarray(numbers, np.int64), _READ_ITEMS, told):
-            for row, number in enumerate(some.tolist()):
+            for row, (number, place) in enumerate(zip(some.tolist(), self._locate(some), strict=True)):
                 sample = {name: block[name][row] for name in self._names}
-                about = _own_metadata(sample[METADATA], number) if METADATA in sample else {}
+                about = _own_metadata(sample[METADATA], number) if METADATA in sample else place
                 if self._transform is None:
                     sample.pop(METADATA, None)
                     yield sample, about
                 else:
                     yield self._change(sample, about, number)
+
+    def _locate(self, numbers: _Int64s) -> Iterator[dict[str, Any]]:
+        """Yield where items without metadata of their own come from, as far as the source says it."""
+        places = getattr(self._source, "places", None)
+        if places is None:
+            yield from ({} for _ in numbers)
+            return
+        found = {name: values.tolist() for name, values in places(numbers).items()}
+        for values in zip(*found.values(), strict=True):
+            yield {"file": self._file, **dict(zip(found, values, strict=True))}
 
     def _change(self, sample: dict[str, Any], about: dict[str, Any], number: int) -> Sample:
         """Return what the transform makes of an item, which keeps its metadata unless it gets others."""

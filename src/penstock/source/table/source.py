@@ -95,6 +95,7 @@ class TableSource(Selectable):
     ) -> None:
         parts, order = find_parts(where, encoding)
         types, names = agree_on_types(parts, columns)
+        self.files = tuple(part.name for part in parts if os.path.isfile(part.name))  # noqa: PTH113  # not of a frame
         self._order: _Int64s | None = None if order is None else np.asarray(order, np.int64)
         rows = np.concatenate([part.rows for part in parts])
         n_rows = int(rows.sum()) if self._order is None else len(self._order)
