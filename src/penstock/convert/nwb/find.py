@@ -8,10 +8,10 @@ from typing import Any
 from penstock.convert.nwb.describe import FITS, is_plain_acquisition, list_contents, list_modalities, suggest_command
 from penstock.convert.nwb.events import (
     EventField,
-    ShownImage,
-    StillImage,
     annotation_field,
+    image_field,
     interval_field,
+    shown_field,
     table_field,
 )
 from penstock.convert.nwb.file import Entry, NWBFile, wrap_read_errors
@@ -115,7 +115,7 @@ def _add_field(found: Modalities, file: NWBFile, name: str, path: str, options: 
     parent, _, column = path.rpartition("/")
     things = {thing.path: thing for thing in (*file.tables, *file.images, *file.events)}
     if path in things and "Image" in things[path].kinds:
-        found.events.append(StillImage(name, things[path], file.path))
+        found.events.append(image_field(name, things[path], file.path))
     elif path in things and "Events" in things[path].kinds:
         found.events.append(annotation_field(name, things[path], file.path))
     elif path in things and "DynamicTable" in things[path].kinds:
@@ -140,7 +140,7 @@ def _add_series(found: Modalities, file: NWBFile, name: str, entry: Entry, optio
     elif "IntervalSeries" in entry.kinds:
         found.events.append(interval_field(name, entry, file.path))
     elif "IndexSeries" in entry.kinds:
-        found.events.append(ShownImage(name, entry, file.path))
+        found.events.append(shown_field(name, entry, file.path))
     elif entry.series.rate is not None or entry.kinds & {"ElectricalSeries", "ImageSeries"}:
         found.continuous.append(_continuous(name, entry, file, options))
     else:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.convert.windows import check_overlap
-from penstock.core.checks import check_integer
+from penstock.core.checks import check_choice, check_integer
 from penstock.core.errors import OptionError
 from penstock.shard.names import check_fields
 
@@ -92,11 +92,11 @@ class NWBOptions:
         _check_positive("bin_size_ms", self.bin_size_ms, "in milliseconds, such as 10.0")
         check_integer("sequence_length", self.sequence_length, at_least=1)
         check_overlap(self.overlap)
-        _check_choice("missing", self.missing, ("refuse", "skip", "allow", "error"))
+        check_choice("missing", self.missing, ("refuse", "skip", "allow", "error"))
         if self.missing == "error":
             object.__setattr__(self, "missing", "refuse")
-        _check_choice("units", self.units, ("refuse", "intersect", "pad"))
-        _check_choice("unobserved", self.unobserved, ("mask", "drop", "keep"))
+        check_choice("units", self.units, ("refuse", "intersect", "pad"))
+        check_choice("unobserved", self.unobserved, ("mask", "drop", "keep"))
         if self.fill is not None and not _is_number(self.fill):
             raise OptionError(f"fill must be a finite number, or None for NaN, got {self.fill!r}.")
         if self.rate_hz is not None:
@@ -174,11 +174,6 @@ _UNSET: Mapping[str, Any] = {"fields": (), "units": "refuse", "fill": None, "uno
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool) and bool(np.isfinite(value))
-
-
-def _check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise OptionError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}.")
 
 
 def _check_positive(name: str, value: Any, unit: str) -> None:

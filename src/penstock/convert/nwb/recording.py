@@ -129,7 +129,7 @@ class NWBRecording:
             fields["spikes"] = found.spikes.about() | bins
         fields |= {one.field: one.about() | channel_areas(one.series) for one in found.continuous}
         fields |= {one.field: one.about() | bins for one in found.binned}
-        fields |= {one.field: one.about() | (bins if one.per_bin else {}) for one in found.events}
+        fields |= {one.field: dict(one.about) | (bins if one.per_bin else {}) for one in found.events}
         span = self._clock.bounds(np.array([0, self.n_samples - 1]))
         subject = {name: to_json(getattr(nwb.subject, name, None)) for name in _SUBJECT}
         return {
