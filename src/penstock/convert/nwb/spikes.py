@@ -5,7 +5,7 @@ of more than four million spikes is merged one time range at a time, through an 
 """
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,27 +30,12 @@ Merged = tuple[NDArray[np.float64], NDArray[np.int32]]
 """Sorted times, and the column of each."""
 
 
-class _Trains(Protocol):
-    first: float
-    last: float
-    """Time of the last spike of all units, including those that are not kept; NaN if there is no spike."""
-
-    n_spikes: int
-    """Spikes of the kept units."""
-
-    def between(self, begin: float, end: float, until: float) -> Merged:
-        """Return spikes in [begin, end); spikes up to `until` are likely to be needed next."""
-        ...
-
-    def n_between(self, begin: float, end: float) -> int:
-        """Return the number of spikes in [begin, end)."""
-        ...
-
-
 class Spikes:
     """The kept units and their spikes."""
 
-    def __init__(self, trains: _Trains, ids: list[int], areas: list[str | None], file: Path | Url) -> None:
+    def __init__(
+        self, trains: "_InMemory | _OnDisk", ids: list[int], areas: list[str | None], file: Path | Url
+    ) -> None:
         self._trains, self._file = trains, file
         self.ids, self.areas = ids, areas
         self.observed: tuple[float, float] | None = None
@@ -159,7 +144,7 @@ def _unit_columns(kept: NDArray[np.int64], n_units: int) -> NDArray[np.int32]:
 
 
 class _InMemory:
-    """All spikes in memory."""
+    """All spikes in memory. `first` and `last` are those of all units, also of units that are not kept."""
 
     def __init__(self, stored: Any, rows: NDArray[np.int64], kept: NDArray[np.int64]) -> None:
         times = np.asarray(stored[: int(rows[-1, 1])], np.float64)
@@ -195,7 +180,7 @@ class _OnDisk:
         self._held: Merged = (np.empty(0), np.empty(0, np.int32))
 
     def between(self, begin: float, end: float, until: float) -> Merged:
-        """Return spikes in [begin, end)."""
+        """Return spikes in [begin, end); spikes up to `until` are likely to be needed next."""
         if begin < self._begin or end > self._end:
             reach = max(end, min(until, begin + self._span))
             parts = [self._unit_times(row, begin, reach) for row in self._kept.tolist()]

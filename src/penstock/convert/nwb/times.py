@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,37 +40,6 @@ class Neighbours:
     """Whether there are frames on both sides."""
 
 
-class Times(Protocol):
-    """The times of frames. A position is the number of a frame, with a fraction between two frames."""
-
-    n: int
-    rate: float
-    """Frames per second, gaps excluded; 0 if there is only one frame."""
-
-    is_exact: bool
-    """Whether the file has the rate; otherwise it is estimated from timestamps."""
-
-    median: float
-    """Median seconds between two frames; 0 if there is only one."""
-
-    first: float
-    last: float
-    begins: NDArray[np.int64]
-    """The first frame of each stretch without a gap."""
-
-    def stamps(self, start: int, stop: int) -> NDArray[np.float64]:
-        """Return the times of frames [start, stop)."""
-        ...
-
-    def position(self, time: float) -> float:
-        """Return the position of a time; beyond the last frame of a stretch, extrapolated at its rate."""
-        ...
-
-    def neighbours(self, times: NDArray[np.float64]) -> Neighbours:
-        """Return the neighbours of increasing times."""
-        ...
-
-
 def _snap(left: NDArray[np.int64], weight: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Move times that are within rounding of a frame to that frame."""
     up = weight > 1 - CLOSE
@@ -78,21 +47,23 @@ def _snap(left: NDArray[np.int64], weight: NDArray[np.float64]) -> tuple[NDArray
 
 
 class RateTimes:
-    """Times of frames at a constant rate."""
+    """Times of frames at a constant rate. A position is the number of a frame, with a fraction between two frames."""
 
     is_exact = True
+    """Whether the file has the rate; otherwise it is estimated from timestamps."""
 
     def __init__(self, n: int, start: float, rate: float) -> None:
         self.n, self.rate, self.median = n, rate, 1 / rate
         self.first, self.last = start, start + (n - 1) / rate
         self.begins = np.zeros(1, np.int64)
+        """The first frame of each stretch without a gap."""
 
     def stamps(self, start: int, stop: int) -> NDArray[np.float64]:
         """Return the times of frames [start, stop)."""
         return self.first + np.arange(start, stop) / self.rate
 
     def position(self, time: float) -> float:
-        """Return the position of a time."""
+        """Return the position of a time; beyond the frames, extrapolated."""
         return (time - self.first) * self.rate
 
     def neighbours(self, times: NDArray[np.float64]) -> Neighbours:
@@ -120,6 +91,7 @@ class StampTimes:
         self.begins = np.concatenate([np.zeros(1, np.int64), gaps + 1])
         # The mean of all intervals but gaps: rounded timestamps have the wrong median.
         regular = self.last - self.first - float(widths.sum())
+        # 0 if there is only one frame.
         self.rate = (self.n - 1 - len(gaps)) / regular if regular > 0 else 0.0
 
     def stamps(self, start: int, stop: int) -> NDArray[np.float64]:
@@ -127,7 +99,7 @@ class StampTimes:
         return self._reader.rows(start, stop).astype(np.float64)
 
     def position(self, time: float) -> float:
-        """Return the position of a time."""
+        """Return the position of a time; beyond the last frame of a stretch, extrapolated at its rate."""
         interval = 1 / self.rate if self.rate else 0.0
         left = max(self._count_until(time + CLOSE * interval) - 1, 0)
         at, *after = self.stamps(left, min(left + 2, self.n)).tolist()
@@ -182,6 +154,10 @@ class StampTimes:
             gaps.append(wide + start)
             widths.append(intervals[wide])
         return np.concatenate(coarse), np.concatenate(gaps).astype(np.int64), np.concatenate(widths)
+
+
+Times = RateTimes | StampTimes
+"""The times of frames: `n`, `rate` and `median` seconds between two (gaps excluded), `first`, `last`, and `begins`."""
 
 
 def read_times(entry: Entry, file: Path | Url) -> Times:
