@@ -241,7 +241,11 @@ def test_any_source_is_written(tmp_path: Path) -> None:
     found = ps.open(arrays).where("x >= 4").sort_by("x").write(tmp_path / "out", shard_size=4, show_progress=False)
     assert (found["total_samples"], found["total_shards"]) == (6, 2)
     assert numbers_of(tmp_path / "out", "x") == [4, 5, 6, 7, 8, 9]
-    np.save(tmp_path / "a.npy", np.arange(6))
+    items = [{"x": np.full(2, n), "metadata": {"subject": "abc"[n]}} for n in range(3)]
+    write_source(ps.DatasetSource(items), tmp_path / "items", show_progress=False)
+    assert TarSource(tmp_path / "items").metadata("subject").tolist() == ["a", "b", "c"]
+    with pytest.raises(PenstockError, match="must return a dict of fields, got 7 for item 0"):
+        write_source(ps.DatasetSource([7]), tmp_path / "numbers", show_progress=False)
     with pytest.raises(ps.PlanError, match="must not follow shuffle"):
         ps.open(arrays).shuffle(1).write(tmp_path / "out")
     with pytest.raises(OptionError, match="got worker"):

@@ -84,7 +84,7 @@ def test_commands_run_or_say_what_to_install(bare: dict[str, Any]) -> None:
     assert "pip install 'penstock[nwb]'" in found["convert session.nwb -o out"][2]
 
 
-@pytest.mark.parametrize("extra", sorted(FOR_USERS - {"volume", "yaml"}))
+@pytest.mark.parametrize("extra", sorted(FOR_USERS - {"volume", "yaml", "dask"}))
 def test_what_an_extra_is_for_says_to_install_it(bare: dict[str, Any], extra: str) -> None:
     kind, message = bare["refusals"][extra]
     assert kind == "MissingDependency"

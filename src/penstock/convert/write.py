@@ -185,7 +185,7 @@ def _find_places(leaf: Source) -> list[Path | Url]:
     named = [getattr(leaf, "path", None), *(getattr(leaf, "files", None) or ())]
     paths = [Path(place) for place in named if isinstance(place, str | os.PathLike) and not is_url(place)]
     # Of an array in an HDF5 file, the file.
-    found = [next((near for near in (path, *path.parents[:-1]) if near.exists()), None) for path in paths]
+    found = [path if path.exists() else next((near for near in path.parents if near.is_file()), None) for path in paths]
     return list(dict.fromkeys(path for path in found if path is not None))
 
 
@@ -254,8 +254,9 @@ def _describe(parts: Mapping[str, Source], transform: Transform | None) -> dict[
     found = {}
     for name, part in parts.items():
         text = repr(part)
-        for place in (place for leaf in list_leaves(part) for place in _find_places(leaf)):
-            text = text.replace(str(place), place.name)
+        for leaf in list_leaves(part):
+            for place in (*_find_places(leaf), getattr(leaf, "path", None) or "-"):
+                text = text.replace(str(place), str(place).rstrip("/").rpartition("/")[2])
         found[name or "items"] = text
     return found if transform is None else {**found, "transform": re.sub(r" at 0x[0-9a-f]+", "", repr(transform))}
 

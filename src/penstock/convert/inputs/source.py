@@ -98,9 +98,14 @@ class SourceRecording:
     ) -> None:
         self._file = file
         self._source = as_stored(source) if transform is None else source
-        self._names, self._transform, self._seed = list(source.fields), transform, seed
+        fields = list(source.fields)
+        if fields == [UNNAMED] and transform is None:  # such as dicts of a torch dataset
+            transform = _keep_item
+        self._has_metadata = METADATA in fields
+        self._names = [name for name in fields if name != METADATA or transform is not None]
+        self._transform, self._seed = transform, seed
         self.n_samples = len(source.index)
-        self.about: Mapping[str, Any] = {**about, "fields": self._names}
+        self.about: Mapping[str, Any] = {**about, "fields": fields}
         self.groups: Mapping[str, str] = {}
         self.notes: Sequence[str] = ()
 
@@ -111,13 +116,12 @@ class SourceRecording:
 
     def metadata(self, numbers: _Int64s) -> Iterator[Mapping[str, Any]]:
         """Yield the metadata of items, without reading fields."""
-        if METADATA not in self._names:
+        if not self._has_metadata:
             yield from self._locate(numbers)
             return
         source = select_fields(self._source, [METADATA])
         for some, block in _read_blocks(source, numbers, _READ_METADATA, _READ_METADATA):
-            for number, about in zip(some.tolist(), block[METADATA], strict=True):
-                yield _own_metadata(about, number)
+            yield from map(_own_metadata, block[METADATA], some.tolist())
 
     def span(self, numbers: _Int64s) -> NDArray[np.float64]:
         """Return the number of each item, and the next number."""
@@ -128,14 +132,11 @@ class SourceRecording:
         stored_bytes = getattr(self._source, "stored_bytes", None) or 0
         told = min(max(_READ_ITEMS, _TOLD_BYTES // max(1, stored_bytes // max(1, self.n_samples))), _MOST_TOLD)
         for some, block in _read_blocks(self._source, np.asarray(numbers, np.int64), _READ_ITEMS, told):
-            for row, (number, place) in enumerate(zip(some.tolist(), self._locate(some), strict=True)):
+            has_own = METADATA in block
+            abouts = map(_own_metadata, block[METADATA], some.tolist()) if has_own else self._locate(some)
+            for row, about in enumerate(abouts):
                 sample = {name: block[name][row] for name in self._names}
-                about = _own_metadata(sample[METADATA], number) if METADATA in sample else place
-                if self._transform is None:
-                    sample.pop(METADATA, None)
-                    yield sample, about
-                else:
-                    yield self._change(sample, about, number)
+                yield (sample, about) if self._transform is None else self._change(sample, about, int(some[row]))
 
     def _locate(self, numbers: _Int64s) -> Iterator[dict[str, Any]]:
         """Yield where items without metadata of their own come from, as far as the source says it."""
@@ -181,6 +182,10 @@ def _read_blocks(
         ahead.follow(start)
         some = numbers[start : start + at_once]
         yield some, source.take(some)
+
+
+def _keep_item(item: Any, _: np.random.Generator, /) -> Any:
+    return item
 
 
 def _own_metadata(about: Mapping[str, Any], number: int) -> dict[str, Any]:
