@@ -18,7 +18,7 @@ BUDGET = {
     "files": 4239,
     "observe": 4581,
     "plan": 4122,
-    "recipes": 10550,
+    "recipes": 10533,
     "run": 3243,
     "shard": 7846,
     "source": 16343,

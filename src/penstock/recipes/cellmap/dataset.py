@@ -194,8 +194,7 @@ class CellMapDataset(VolumeDataset):
         context: None = None,
         **options: Unpack[DatasetOptions],
     ) -> None:
-        names = ("rng", "force_has_data", "empty_value", "pad", "device", *DatasetOptions.__annotations__)
-        check_keys("Options", options, [*names, *option_names(CellMapDataset)])
+        check_keys("Options", options, [*DatasetOptions.__annotations__, *option_names(CellMapDataset)])
         check_context(context)
         self.raw_path, self.target_path = os.fspath(raw_path), None if target_path is None else os.fspath(target_path)
         self.classes = list(classes or [])

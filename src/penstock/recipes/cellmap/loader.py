@@ -106,7 +106,10 @@ class CellMapDataLoader:
         if keywords.pin_memory and not torch.cuda.is_available():
             _LOG.warning("pin_memory=True has no effect: torch finds no CUDA device.")
         volume, selected = _find_volume(dataset)
-        self.classes = self._resolve_classes(classes, dataset if volume is None else volume)
+        own = list(getattr(dataset if volume is None else volume, "classes", None) or [])
+        if classes is not None and own and list(classes) != own:
+            raise OptionError(f"classes must be those of the dataset, {own}, got {list(classes)}.")
+        self.classes = own or list(classes or [])
         self._has_epochs = volume is None and callable(getattr(dataset, "set_epoch", None))
         # Persistent workers would not see `set_epoch` of a dataset in this process; for our own, the loader says it.
         self._keywords = replace(
@@ -114,6 +117,9 @@ class CellMapDataLoader:
             persistent_workers=keywords.persistent_workers and not self._has_epochs,
             shuffle=is_train if keywords.shuffle is None else keywords.shuffle,
         )
+        self._persistent_workers = bool(self._keywords.persistent_workers) and num_workers > 0
+        self._prefetch_factor = (keywords.prefetch_factor or 2) if num_workers else None
+        self._drop_last = bool(keywords.drop_last)
         source, transform = _open(dataset, volume, selected)
         index = source.index
         if volume is not None and selected is None and not is_train and sampler is None:
@@ -206,29 +212,10 @@ class CellMapDataLoader:
         given = self._keywords.pin_memory
         return cuda if given is None else bool(given) and (cuda or torch.cuda.is_available())
 
-    @property
-    def _persistent_workers(self) -> bool:
-        return bool(self._keywords.persistent_workers) and self.num_workers > 0
-
-    @property
-    def _prefetch_factor(self) -> int | None:
-        return (self._keywords.prefetch_factor or 2) if self.num_workers else None
-
-    @property
-    def _drop_last(self) -> bool:
-        return bool(self._keywords.drop_last)
-
     def __repr__(self) -> str:
         return f"CellMapDataLoader({self.dataset!r}, batch_size={self.batch_size}, num_workers={self.num_workers})"
 
     # -- inside --------------------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def _resolve_classes(classes: Sequence[str] | None, dataset: Any) -> list[str]:
-        own = list(getattr(dataset, "classes", None) or [])
-        if classes is not None and own and list(classes) != own:
-            raise OptionError(f"classes must be those of the dataset, {own}, got {list(classes)}.")
-        return own or list(classes or [])
 
     def _make_order(self, items: int, near: int) -> Order | None:
         """Return the order of a random epoch; None: what the keywords say."""

@@ -52,7 +52,7 @@ class CellMapMultiDataset(VolumeDataset):
         crops: list[CellMapDataset] = list(datasets or [])
         if not _are_datasets(crops):
             raise OptionError("datasets must be a list of one or more CellMapDataset.")
-        first = self.first = crops[0]
+        first = crops[0]
         self.datasets = crops
         self.classes = list(classes if classes is not None else first.classes)
         self.input_arrays = dict(input_arrays if input_arrays is not None else first.input_arrays)

@@ -120,8 +120,7 @@ class CellMapDatasetWriter:
         resume: bool = False,
         **options: Unpack[WriterOptions],
     ) -> None:
-        names = [*WriterOptions.__annotations__, *VolumeOptions.__annotations__, *option_names(CellMapDatasetWriter)]
-        check_keys("Options", options, names)
+        check_keys("Options", options, [*WriterOptions.__annotations__, *option_names(CellMapDatasetWriter)])
         dtype = check_choice("dtype", options.pop("dtype", "float32"), ("float32", "uint8"))
         self.classes, self.target_arrays = list(classes), dict(target_arrays)
         self.model_classes = self.classes if model_classes is None else list(model_classes)
@@ -381,10 +380,8 @@ class _Output:
         """Yield the cells of a patch and their values: none for a patch that only another array needs."""
         for cell in self.cells.get(item, ()):
             begins = [int(axis.begins[number]) for axis, number in zip(self._along, cell, strict=True)]
-            yield (
-                cell,
-                patch[tuple(slice(b.start - a, b.stop - a) for a, b in zip(begins, self.box(cell), strict=True))],
-            )
+            box = zip(self.box(cell), begins, strict=True)
+            yield cell, patch[tuple(slice(line.start - begin, line.stop - begin) for line, begin in box)]
 
     def box(self, cell: _Cell) -> tuple[slice, ...]:
         """Return the voxels of a cell."""
