@@ -145,14 +145,6 @@ class QuantizedAudioDataset(Dataset[Any]):
         found = self.source.take(stored)["audio"]
         return [self._item(number, audio) for number, audio in zip(stored.tolist(), found, strict=True)]
 
-    def prepare(self, items: NDArray[np.int64]) -> int:
-        """Start reading items into the page cache; see `AudioSource`."""
-        return self.source.prepare(self._to_source(items))
-
-    def release(self, items: NDArray[np.int64]) -> None:
-        """Give the pages of items back to the system; see `AudioSource`."""
-        self.source.release(self._to_source(items))
-
     @property
     def stored_bytes(self) -> int:
         """Bytes of all files."""

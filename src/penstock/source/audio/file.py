@@ -92,7 +92,7 @@ class AudioFile:
         except (ImportError, OSError) as error:  # OSError: libsndfile is missing
             raise MissingDependency("soundfile", "audio", "Reading audio") from error
         self._remote = remote
-        self.n_bytes, self.audio_bytes = _check_complete(path, remote, whole=whole)
+        self.n_bytes = _check_complete(path, remote, whole=whole)
         self.path, self._mono, self._failure = path, mono, soundfile.SoundFileError
         opened: Any = path if isinstance(path, Path) else open_bytes(path, remote)
         self._open: Callable[[], Any] = partial(_open_sound, soundfile.SoundFile, opened)
@@ -295,17 +295,14 @@ def _error_text(error: Exception) -> str:
     return str(text or error).rstrip(". ")
 
 
-def _check_complete(path: Path | Url, remote: RemoteOptions | None, *, whole: bool) -> tuple[int, tuple[int, int]]:
-    """Return the size of a file, and where its audio begins and ends.
-
-    Raise SourceError if a wav or ogg file is truncated, which libsndfile ignores.
-    """
+def _check_complete(path: Path | Url, remote: RemoteOptions | None, *, whole: bool) -> int:
+    """Return the size of a file; raise SourceError if a wav or ogg file is truncated, which libsndfile ignores."""
     with open_bytes(path, remote) as file:
         size = count_bytes(file)
-        head, audio_bytes = read_range(file, 12, 0), (0, size)
+        head = read_range(file, 12, 0)
         try:
             if head[:4] in (b"RIFF", b"RIFX", b"RF64") and head[8:] == b"WAVE":
-                audio_bytes = _check_riff(file, size, ">" if head[:4] == b"RIFX" else "<")
+                _check_riff(file, size, ">" if head[:4] == b"RIFX" else "<")
             elif head[:4] == b"OggS":
                 (_check_ogg if whole else _check_ogg_end)(file, size)
         except ReadError:
@@ -314,10 +311,10 @@ def _check_complete(path: Path | Url, remote: RemoteOptions | None, *, whole: bo
             raise SourceError(f"{path} is damaged or truncated: {error}.") from error
         except OSError as error:
             raise ReadError(f"Could not read {path}: {cause(error)}.") from error
-    return size, audio_bytes
+    return size
 
 
-def _check_riff(file: ByteFile, size: int, order: str) -> tuple[int, int]:
+def _check_riff(file: ByteFile, size: int, order: str) -> None:
     at, long_size = 12, _UNKNOWN
     while len(head := read_range(file, 8, at)) == 8:
         name, n_bytes = head[:4], struct.unpack(f"{order}L", head[4:])[0]
@@ -327,7 +324,7 @@ def _check_riff(file: ByteFile, size: int, order: str) -> tuple[int, int]:
             n_bytes = long_size if n_bytes == _UNKNOWN else n_bytes
             if n_bytes != _UNKNOWN and at + 8 + n_bytes > size:
                 raise ValueError(f"it should have {n_bytes} bytes of audio, but has {size - at - 8}")
-            return at + 8, size if n_bytes == _UNKNOWN else at + 8 + n_bytes
+            return
         at += 8 + n_bytes + n_bytes % 2
     raise ValueError("it has no audio")
 

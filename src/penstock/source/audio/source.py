@@ -29,8 +29,7 @@ from penstock.source.audio.file import (
 )
 from penstock.source.audio.properties import FileInfo
 from penstock.source.audio.resample import Resampler
-from penstock.source.checks import check_items, check_span, keep_existing
-from penstock.source.file_ranges import MAX_FILES, FileRanges, StoredFile, first_distinct
+from penstock.source.checks import check_items, check_span
 from penstock.source.select.selectable import Selectable
 
 __all__ = ["AudioSource"]
@@ -58,10 +57,6 @@ class AudioSource(Selectable):
     2. Damage within a flac or ogg file: ReadError when it is read. The frames of a wav file have no checksum.
     3. A file that is replaced or removed before it is read: ReadError.
     4. Forks and threads are safe: each process opens its own files, and a file is used by one thread at a time.
-
-    `prepare` reads the frames of wav files ahead; of flac files, the part where a window should be at a constant bit
-    rate, with as much on both sides; ogg and mp3 files as a whole, because that is how they are read. `release` gives
-    the frames of wav files back, and other files if all their items are given.
 
     Parameters
     ----------
@@ -160,30 +155,6 @@ class AudioSource(Selectable):
                         audio[row] = window if fixed else window.copy()
         return {"audio": audio}
 
-    def prepare(self, items: _Int64s) -> int:
-        """Start reading items into the page cache, of at most 512 files; return the bytes that were not there."""
-        files, starts, stops = self.windows(keep_existing(items, self))
-        found = []
-        for file in first_distinct(files, MAX_FILES).tolist():
-            info, of_file = self._opener.infos[file], files == file
-            begins, ends = info.locate(*self._opener.stored_frames(info, starts[of_file], stops[of_file], shared=True))
-            found.append(FileRanges.of_file(StoredFile(info.path), begins, ends))
-        return FileRanges.join(found).read_ahead()
-
-    def release(self, items: _Int64s) -> None:
-        """Give the pages of items back to the system."""
-        existing = np.unique(keep_existing(items, self))
-        files, starts, stops = self.windows(existing)
-        found = []
-        for file in first_distinct(files, MAX_FILES).tolist():
-            info, of_file = self._opener.infos[file], files == file
-            if of_file.sum() == self._borders[file + 1] - self._borders[file]:
-                found.append(FileRanges.of_files([info.path]))
-            elif info.frame_bytes is not None:
-                frames = self._opener.stored_frames(info, starts[of_file], stops[of_file], shared=False)
-                found.append(FileRanges.of_file(StoredFile(info.path), *info.locate_exactly(*frames)))
-        FileRanges.join(found).give_back()
-
     @property
     def stored_bytes(self) -> int:
         """Bytes of all files."""
@@ -237,22 +208,6 @@ class _TrackOpener:
                 f"then, {now.n_frames} in {now.n_bytes} now. Create the source again."
             )
         return AudioTrack(file, self.rate_hz, cache_bytes=self.cache_bytes(info))
-
-    def stored_frames(
-        self, info: FileInfo, starts: _Int64s, stops: _Int64s, *, shared: bool
-    ) -> tuple[_Int64s, _Int64s]:
-        """Return the frames of a file that windows are computed from.
-
-        Parameters
-        ----------
-        shared
-            Include frames that the windows beside them are computed from, too, as resampling does.
-        """
-        if self.rate_hz is None or self.rate_hz == info.rate_hz:
-            return starts, stops
-        resampler = Resampler(info.rate_hz, self.rate_hz)
-        extra = resampler.extra_rows if shared else -resampler.extra_rows
-        return starts * resampler.down // resampler.up - extra, stops * resampler.down // resampler.up + extra
 
     def cache_bytes(self, info: FileInfo) -> int:
         """Return the cache size: 0 if seeking is cheap, so that decoding from the beginning is not needed."""

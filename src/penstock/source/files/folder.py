@@ -18,8 +18,7 @@ from penstock.core.index import Index
 from penstock.core.text import cause, count
 from penstock.core.types import Block, Field, Span
 from penstock.files.kinds import local_path
-from penstock.source.checks import check_items, check_span, keep_existing
-from penstock.source.file_ranges import MAX_FILES, FileRanges, first_distinct
+from penstock.source.checks import check_items, check_span
 from penstock.source.files.decoders import EXTENSIONS, Decode
 from penstock.source.files.reader import FileReader
 from penstock.source.select.selectable import Selectable, check_fields
@@ -181,20 +180,6 @@ class FolderSource(Selectable):
             if stat.S_ISREG(status.st_mode):
                 found[path] = (status.st_size, status.st_mtime_ns)
         return found
-
-    def prepare(self, items: _Int64s) -> int:
-        """Start reading files of items into the page cache, at most 512; return the bytes that were not there."""
-        return self._locate(items).read_ahead()
-
-    def release(self, items: _Int64s) -> None:
-        """Give the pages of files back to the system."""
-        self._locate(items).give_back()
-
-    def _locate(self, items: _Int64s) -> FileRanges:
-        if not any(name in self.fields for name in self._decoded):
-            return FileRanges.none()
-        numbers = first_distinct(keep_existing(items, self), MAX_FILES)
-        return FileRanges.of_files([self._paths[number] for number in numbers.tolist()])
 
     @property
     def stored_bytes(self) -> int:

@@ -20,7 +20,6 @@ from penstock.files.kinds import local_path
 from penstock.files.stores.url import is_url
 from penstock.source.array import ArraySource
 from penstock.source.checks import check_items, check_span, keep_existing, sum_memory
-from penstock.source.file_ranges import MAX_FILES, FileRanges, first_distinct
 from penstock.source.files.decoders import Decode
 from penstock.source.files.reader import FileReader, Stored
 from penstock.source.remote_parts import RemoteParts
@@ -50,8 +49,6 @@ class FilesSource(Selectable, RemoteParts):
     1. A file that is missing, or cannot be decoded: ReadError, which names the file and the row.
     2. A function that fails: its own error, with a note that names the file and the row.
     3. No file stays open, so that forks and threads are safe.
-
-    `prepare` reads files ahead.
 
     Parameters
     ----------
@@ -183,14 +180,8 @@ class FilesSource(Selectable, RemoteParts):
         return str(local_path(value if is_url(value) else self._root / value))
 
     def prepare(self, items: _Int64s) -> int | None:
-        """Start reading files of items into the page cache, at most 512; return the bytes that were not there."""
-        existing = keep_existing(items, self)
-        of_table = call_prepare(self._table, existing)
-        if not self._read_files:
-            return of_table
-        places = self._find_stored(first_distinct(existing, MAX_FILES))
-        missing = FileRanges.of_files([place for place in places if isinstance(place, str)]).read_ahead()
-        return None if of_table is None else of_table + missing
+        """Start fetching what a table at a URL says of items; return the bytes that were not there."""
+        return call_prepare(self._table, keep_existing(items, self))
 
     def release(self, items: _Int64s) -> None:
         """Release what was fetched of a table at a URL."""
