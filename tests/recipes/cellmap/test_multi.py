@@ -125,6 +125,8 @@ def test_each_crop_has_its_own_transforms(folder: Path) -> None:
     wanted = [crops[0][7]["raw"], crops[0][7]["raw"] ** 2]
     for found in ([mixed[number]["raw"] for number in numbers], CellMapDataLoader(mixed)[numbers]["raw"]):
         assert all(map(torch.equal, found, wanted))
+    mixed.set_epoch(3)
+    assert [crop.epoch for crop in crops] == [3, 3]
 
 
 def test_transforms_are_set_in_all_crops_and_numbers_follow(folder: Path) -> None:

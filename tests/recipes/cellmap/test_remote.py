@@ -19,7 +19,7 @@ from penstock import OptionError, SourceError
 from penstock.recipes.cellmap.dataset import CellMapDataset
 from penstock.recipes.cellmap.image import CellMapImage
 from penstock.recipes.cellmap.loader import CellMapDataLoader
-from penstock.recipes.cellmap.multi import open_plate
+from penstock.recipes.cellmap.multi import CellMapMultiDataset, open_plate
 from penstock.source.volume.ngff import Multiscale
 from penstock.source.volume.plates import list_images
 from penstock.source.volume.source import VolumeArray, VolumeSource
@@ -84,6 +84,16 @@ def test_the_loader_fetches_ahead_and_gives_the_same_batches(tmp_path: Path, s3:
     ]
     found, wanted = ([as_bytes(batch) for batch in loader] for loader in pair)
     assert found == wanted
+
+
+def test_chunks_of_all_crops_are_fetched_at_once(tmp_path: Path, s3: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    local = CellMapMultiDataset(datasets=[cell(tmp_path / "cell", **FILL) for _ in range(2)])
+    multi, prepared = CellMapMultiDataset(datasets=[open_cell(s3) for _ in range(2)]), []
+    monkeypatch.setattr(CellMapMultiDataset, "prepare", lambda _, items: prepared.append(items.tolist()))
+    numbers = [5, len(multi) - 1]
+    for found, wanted in zip(multi.__getitems__(numbers), local.__getitems__(numbers), strict=True):
+        assert as_bytes(found) == as_bytes(wanted)
+    assert prepared == [numbers]
 
 
 def test_a_class_without_labels_at_a_url_is_unknown(s3: Endpoint, caplog: pytest.LogCaptureFixture) -> None:

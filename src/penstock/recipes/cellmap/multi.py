@@ -76,6 +76,18 @@ class CellMapMultiDataset(VolumeDataset):
         source = Numbered(Concat([crop.volume for crop in self.datasets]))
         self._set_source(source, _OfCrops(self.crop_starts, self.datasets) if is_changed else None)
 
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return several items, read together; torch's DataLoader asks for batches this way."""
+        if self.is_remote:  # the chunks of all crops at once, and not crop by crop
+            self.prepare(np.array([self._check_number(index) for index in indices], np.int64))
+        return super().__getitems__(indices)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Augment as in `epoch` from now on, also in running workers, and in the datasets themselves."""
+        super().set_epoch(epoch)
+        for crop in self.datasets:
+            crop.set_epoch(epoch)
+
     def get_center(self, idx: int) -> dict[str, float]:
         """Return the center of an item, by axis, in the world units of its crop."""
         number = self._check_number(idx)
