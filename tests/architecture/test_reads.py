@@ -28,7 +28,7 @@ EXCEPTIONS: dict[tuple[str, str], tuple[int, str]] = {
     ("penstock.files.regular", "os.open"): (2, "the one way, for reading and for lists"),
     ("penstock.files.regular", "open"): (1, _OPEN),
     ("penstock.files.regular", "FileIO"): (2, _OPEN),
-    ("penstock.files.durable", "os.open"): (4, "creates files; opens a file or folder to sync it, without blocking"),
+    ("penstock.files.durable", "os.open"): (3, "creates files; opens a file or folder to sync it, without blocking"),
     ("penstock.files.locks", "os.open"): (2, "opens folders"),
     ("penstock.files.stores.clients.obstore_client", "LocalStore"): (1, _CHECKED),
     ("penstock.doctor.storage", "os.open"): (1, "creates a file without a name, to write to"),

@@ -19,7 +19,7 @@ from penstock.convert.convert import convert
 from penstock.convert.inputs.arrays import NpyInput
 from penstock.convert.scan import ConvertOptions
 from penstock.core.errors import DamageError, OptionError, WriteError
-from penstock.files.durable import create_file, write_aside
+from penstock.files.durable import write_aside
 from penstock.files.figures import save_figure
 from penstock.recipes.cellmap.predictions import CellMapDatasetWriter
 from penstock.recipes.tune.tuning import Tuning
@@ -193,7 +193,6 @@ def write_list(out: Path) -> None:
         write_figure,
         write_tuning,
         write_list,
-        lambda out: create_file(out / "log").close(),
     ],
 )
 def test_files_and_folders_have_the_permissions_that_the_umask_leaves(

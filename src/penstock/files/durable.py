@@ -5,14 +5,12 @@ import re
 import secrets
 from collections.abc import Collection
 from pathlib import Path
-from typing import BinaryIO
 
 from penstock.core.errors import WriteError
 
 __all__ = [
     "ASIDE_SUFFIXES",
     "create_aside",
-    "create_file",
     "create_mark",
     "remove_asides",
     "sync",
@@ -43,12 +41,6 @@ def create_aside(path: Path, folder: Path | None = None) -> tuple[int, Path]:
 def create_mark(path: str) -> None:
     """Create an empty file; FileExistsError if there is anything, such as the one that somebody else has created."""
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-
-
-def create_file(path: Path) -> BinaryIO:
-    """Create a file that is read and written meanwhile, such as a log; a link in its place is removed, not followed."""
-    path.unlink(missing_ok=True)
-    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "w+b")
 
 
 def write_aside(path: Path, content: bytes, *, lasting: bool = True, folder: Path | None = None) -> None:

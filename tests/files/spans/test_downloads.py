@@ -11,8 +11,7 @@ import pytest
 
 from penstock import ReadError
 from penstock.files.spans import downloads as downloads_module
-from penstock.files.spans.downloads import Downloads
-from penstock.files.spans.entries import Owner
+from penstock.files.spans.downloads import Downloads, Owner
 from penstock.files.spans.span import WHOLE, Span
 
 _SECONDS = 60

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock import DamageError, OptionError, Plan, ReadError, SourceError, Span, WindowShuffle
 from penstock.source.stored.source import ZarrSource
-from penstock.source.stored.zarr import read_chunk as zarr_store
+from penstock.source.stored.zarr import array as zarr_store
 
 
 def numbers(*shape: int, dtype: str = "f4") -> np.ndarray:

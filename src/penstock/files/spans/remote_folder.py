@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import ReadError
 from penstock.core.transfers import Transfers
-from penstock.files.spans.downloads import Downloads
-from penstock.files.spans.entries import Owner
+from penstock.files.spans.downloads import Downloads, Owner
 from penstock.files.spans.folder import CacheFolder
 from penstock.files.spans.options import RemoteOptions
 from penstock.files.spans.span import WHOLE, Span, StoredSpan

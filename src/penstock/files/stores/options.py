@@ -9,7 +9,7 @@ from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
 from penstock.files.stores.url import Url, is_url
 
-__all__ = ["StoreOptions"]
+__all__ = ["StoreOptions", "stall_seconds"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +61,8 @@ class StoreOptions:
         seconds = self.deadline_seconds
         if isinstance(seconds, bool) or not isinstance(seconds, Real) or not 0 < seconds < float("inf"):
             raise OptionError(f"deadline_seconds must be a number > 0, got {seconds!r}.")
+
+
+def stall_seconds(options: StoreOptions) -> float:
+    """Return how long a server may be silent within a request: short enough for several attempts."""
+    return min(30.0, options.deadline_seconds / 4)

@@ -1,6 +1,7 @@
 """Stores at a URL: requests that are repeated, counted and limited."""
 
 import os
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,18 +11,17 @@ from typing import TypeVar
 
 import numpy as np
 
-from penstock.core.errors import OptionError, ReadError, WriteError
+from penstock.core.errors import OptionError, PenstockError, ReadError, WriteError
+from penstock.core.text import count
 from penstock.files.regular import read_regular
 from penstock.files.stores.clients.obstore_client import PART_BYTES
 from penstock.files.stores.clients.shared_client import find_client
-from penstock.files.stores.counts import TransferCounts
-from penstock.files.stores.errors import MissingObjectError, RequestError
-from penstock.files.stores.options import StoreOptions
+from penstock.files.stores.errors import MissingObjectError, ReplacedObjectError, RequestError
+from penstock.files.stores.options import StoreOptions, stall_seconds
 from penstock.files.stores.protocol import Client, ObjectInfo
-from penstock.files.stores.retry import repeat
 from penstock.files.stores.url import Url
 
-__all__ = ["PIECE_BYTES", "Store", "open_store"]
+__all__ = ["PIECE_BYTES", "Store", "TransferCounts", "open_store"]
 
 _T = TypeVar("_T")
 PIECE_BYTES = 4 << 20
@@ -31,6 +31,51 @@ So what is asked for first comes first: many large requests share the bandwidth,
 """
 
 _PIECES = 16  # at once
+
+
+_FIRST_SECONDS, _FIRST_SLOW_SECONDS, _LONGEST_SECONDS = 0.1, 1.0, 10.0
+"""Pause after the first failure, after the first "slow down", and the longest one."""
+
+_RANDOM = random.SystemRandom()  # forked children would draw the same pauses from a generator with a state
+
+
+class TransferCounts:
+    """Requests, bytes and seconds of a store in this process, summed over its threads.
+
+    Attributes
+    ----------
+    requests
+        Requests that were sent, also those that failed.
+    retries
+        How many of them repeated one that had failed.
+    bytes_read, bytes_written
+        Bytes that were asked for and came, and bytes that arrived at the server.
+    seconds
+        How long requests took; those of several threads at a time are added up.
+    """
+
+    __slots__ = ("bytes_read", "bytes_written", "requests", "retries", "seconds")
+
+    def __init__(self) -> None:
+        self.requests = self.retries = self.bytes_read = self.bytes_written = 0
+        self.seconds = 0.0
+
+    def add(
+        self, *, requests: int = 0, retries: int = 0, bytes_read: int = 0, bytes_written: int = 0, seconds: float = 0.0
+    ) -> None:
+        """Add to the counts."""
+        with _counting:
+            self.requests += requests
+            self.retries += retries
+            self.bytes_read += bytes_read
+            self.bytes_written += bytes_written
+            self.seconds += seconds
+
+    def __repr__(self) -> str:
+        return (
+            f"TransferCounts(requests={self.requests}, retries={self.retries}, bytes_read={self.bytes_read}, "
+            f"bytes_written={self.bytes_written}, seconds={self.seconds:.3f})"
+        )
 
 
 class Store:
@@ -224,11 +269,89 @@ class Store:
                     shared.close()  # others may have been set by the next time
                 raise
 
-        return repeat(attempt, what, self._options, self.counts, renew=lambda: shared.renew(client))
+        return _repeat_request(attempt, what, self._options, self.counts, renew=lambda: shared.renew(client))
+
+
+def _repeat_request(
+    attempt: Callable[[float], _T],
+    what: str,
+    options: StoreOptions,
+    counts: TransferCounts,
+    *,
+    renew: Callable[[], bool] = lambda: False,
+) -> _T:
+    """Return what `attempt` does; repeat it if it fails in a way that may pass.
+
+    No attempt begins so late that a stalled one would end after the deadline.
+
+    Parameters
+    ----------
+    attempt
+        Given the seconds that are left; raises RequestError.
+    what
+        Begins the message of an error: "Could not read bytes 0–99 of s3://bucket/x".
+    renew
+        Gets new credentials; returns False if there is nobody to ask.
+    """
+    begin = time.monotonic()
+    last_begin = options.deadline_seconds - stall_seconds(options)
+    n_attempts = 0
+    while True:
+        attempt_begin = time.monotonic()
+        try:
+            return attempt(options.deadline_seconds - (attempt_begin - begin))
+        except RequestError as caught:
+            error = caught
+        finally:
+            n_attempts += 1
+            retries = int(n_attempts > 1)
+            counts.add(requests=1, retries=retries, seconds=time.monotonic() - attempt_begin)
+        if error.failure == "expired" and not renew():
+            raise _final_error(what, error) from error
+        if error.failure in ("missing", "replaced", "refused"):
+            raise _final_error(what, error) from error
+        seconds = time.monotonic() - begin
+        pause = _pause_seconds(n_attempts, error, options)
+        if n_attempts > options.retries or seconds + pause > last_begin:
+            raise _last_error(what, error, n_attempts, seconds) from error
+        time.sleep(pause)
+
+
+def _pause_seconds(n_attempts: int, error: RequestError, options: StoreOptions) -> float:
+    """Return how long to wait: twice as long after each failure, and not the same for all who failed together."""
+    first = _FIRST_SLOW_SECONDS if error.failure == "slow" else _FIRST_SECONDS
+    longest = min(_LONGEST_SECONDS, options.deadline_seconds / 8)
+    return min(longest, first * 2.0 ** (n_attempts - 1)) * _RANDOM.uniform(0.5, 1.0)
+
+
+def _error_type(what: str) -> type[PenstockError]:
+    return WriteError if what.startswith("Could not write") else ReadError
+
+
+def _last_error(what: str, error: RequestError, n_attempts: int, seconds: float) -> PenstockError:
+    tries = f"{count(n_attempts, 'attempt')} in {seconds:.1f} s"
+    return _error_type(what)(f"{what}: {tries}, the last one failed: {error.reason}.")
+
+
+def _final_error(what: str, error: RequestError) -> PenstockError:
+    """Return the error for a request that would fail again."""
+    message = f"{what}: {error.reason}."
+    if error.failure == "missing":
+        return MissingObjectError(message)
+    if error.failure == "replaced":
+        return ReplacedObjectError(message)
+    if error.failure == "expired":
+        message += (
+            " Renew them where they come from and start again, or pass StoreOptions(credentials=...), a function that "
+            "returns valid ones and is called again when they expire."
+        )
+    return _error_type(what)(message)
 
 
 _lock = threading.Lock()
+_counting = threading.Lock()  # of all counts, so that a forked child needs to replace only one
 _stores: dict[tuple[Url, StoreOptions], Store] = {}
+_MOST_STORES = 256  # credentials are functions: a new one for each source is a new store
 
 
 def open_store(url: Url, options: StoreOptions | None = None) -> Store:
@@ -238,12 +361,14 @@ def open_store(url: Url, options: StoreOptions | None = None) -> Store:
         found = _stores.get((url, wanted))
         if found is None:
             found = _stores[url, wanted] = Store(url, wanted)
+            if len(_stores) > _MOST_STORES:
+                del _stores[next(iter(_stores))]  # whoever has it keeps it
         return found
 
 
 def _forget_parent() -> None:
-    global _lock  # noqa: PLW0603  # a thread of the parent may have held it
-    _lock = threading.Lock()
+    global _lock, _counting  # a thread of the parent may have held them
+    _lock, _counting = threading.Lock(), threading.Lock()
     _stores.clear()
 
 

@@ -12,9 +12,8 @@ from penstock.core.errors import MissingDependency, OptionError
 from penstock.files.regular import check_regular
 from penstock.files.stores.clients.failure import explain_failure
 from penstock.files.stores.errors import RequestError
-from penstock.files.stores.options import StoreOptions
+from penstock.files.stores.options import StoreOptions, stall_seconds
 from penstock.files.stores.protocol import ObjectInfo
-from penstock.files.stores.retry import stall_seconds
 
 __all__ = ["OBSTORE_SCHEMES", "PART_BYTES", "ObstoreClient", "ObstoreSettings"]
 

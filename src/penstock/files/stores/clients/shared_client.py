@@ -139,6 +139,7 @@ class SharedClient:
 
 _lock = threading.Lock()
 _clients: dict[tuple[str, StoreOptions], SharedClient] = {}
+_MOST_CLIENTS = 64  # credentials are functions: a new one for each source is a new client
 _is_forked = False
 """Whether a process above this one had loaded obstore when it forked."""
 
@@ -149,6 +150,8 @@ def find_client(root: str, options: StoreOptions) -> SharedClient:
         found = _clients.get((root, options))
         if found is None:
             found = _clients[root, options] = SharedClient(root, options)
+            if len(_clients) > _MOST_CLIENTS:
+                _clients.pop(next(iter(_clients))).close()  # the next request opens another
         return found
 
 
