@@ -19,7 +19,6 @@ import xxhash
 
 from penstock.convert.engines import Engine, LocalEngine
 from penstock.convert.inputs.protocol import Input
-from penstock.convert.output import Output
 from penstock.convert.plan import Alignment, Chosen, Job
 from penstock.convert.scan import ConvertOptions, ProgressCallback, make_jobs, scan_inputs
 from penstock.convert.shard_task import (
@@ -36,7 +35,8 @@ from penstock.files.stores.options import StoreOptions
 from penstock.files.stores.url import Url, parse_place
 from penstock.shard.manifest import FieldInfo, Manifest, ShardEntry
 from penstock.shard.outputs.contents import ShardContents
-from penstock.shard.outputs.place import Finished
+from penstock.shard.outputs.open_place import open_place
+from penstock.shard.outputs.place import Finished, Lock, Place
 from penstock.shard.writer import merge_fields
 
 __all__ = ["Existing", "convert", "existing_from_flags"]
@@ -47,11 +47,57 @@ Existing = Literal["refuse", "resume", "overwrite"]
 """What to do with a dataset or an unfinished conversion at the output."""
 
 
+class _Output:
+    """A folder or a URL and, below it, one dataset for each name of a split; locked until `close`.
+
+    Parameters
+    ----------
+    names
+        The names of the split; a single empty one if the dataset is at the place itself.
+    """
+
+    def __init__(self, where: Path | Url, names: Sequence[str], store: StoreOptions | None) -> None:
+        self.where, self.names, self.store = where, names, store
+        self._locks: list[Lock] = []
+        self._open = ExitStack()
+        with ExitStack() as stack:
+            for name in dict.fromkeys(("", *sorted(names))):
+                place = open_place(_below(where, name), store)
+                lock = place.lock()
+                self._locks.append(lock)
+                stack.callback(_release, place, lock)
+            self._open = stack.pop_all()
+
+    def place(self, name: str) -> Place:
+        """Return the place of one dataset."""
+        return open_place(_below(self.where, name), self.store)
+
+    def check(self) -> None:
+        """Raise WriteError if another writer has taken over."""
+        for lock in self._locks:
+            lock.check()
+
+    def close(self) -> None:
+        """Unlock all; a folder that is empty is removed."""
+        self._open.close()
+
+
+def _below(where: Path | Url, name: str) -> Path | Url:
+    return where / name if name else where
+
+
+def _release(place: Place, lock: Lock) -> None:
+    if isinstance(place.where, Path):
+        with suppress(OSError):
+            place.where.rmdir()
+    lock.release()
+
+
 @dataclass(frozen=True, slots=True)
 class _Conversion:
     """What stays the same throughout one conversion."""
 
-    output: Output
+    output: _Output
     options: ConvertOptions
     engine: Engine
     on_progress: ProgressCallback
@@ -97,7 +143,7 @@ def convert(
     """
     options, where, resume = options or ConvertOptions(), parse_place(output), existing == "resume"
     with ExitStack() as stack:
-        locked = Output(where, options.split.names, store)
+        locked = _Output(where, options.split.names, store)
         stack.callback(locked.close)
         report = on_progress or (lambda *_: None)
         places = [given.path for given in inputs]
@@ -222,7 +268,7 @@ def _name_changed(job: Job) -> str:
     return f": files of {', '.join(names[:3])}{', …' if names[3:] else ''} had another size or time"
 
 
-def _read_skipped(inputs: Sequence[Input], output: Output, options: ConvertOptions) -> dict[Path | Url, str]:
+def _read_skipped(inputs: Sequence[Input], output: _Output, options: ConvertOptions) -> dict[Path | Url, str]:
     """Return the inputs that the interrupted attempt skipped, and why. Some inputs fail only when they are read."""
     if options.on_bad == "fail":
         return {}
@@ -307,7 +353,7 @@ def _make_manifest(job: Job) -> Manifest:
     return Manifest(job.folder, fields, tuple(entries), *shape, layout=contents.layout)
 
 
-def _check_free(output: Output) -> None:
+def _check_free(output: _Output) -> None:
     """Raise WriteError if there is a dataset or an unfinished conversion at the output."""
     if WHOLE not in output.names and output.place(WHOLE).has_manifest:
         raise WriteError(

@@ -9,9 +9,8 @@ from typing import Any
 
 from penstock.convert.convert import convert, existing_from_flags
 from penstock.convert.engines import choose_engine
-from penstock.convert.formats import Format, ReadOptions, inputs_of
+from penstock.convert.formats import Format, ReadOptions, expand_paths, inputs_of
 from penstock.convert.inputs.function import FunctionInput, find_beside
-from penstock.convert.inputs.patterns import expand_paths
 from penstock.convert.inputs.protocol import Input, input_place
 from penstock.convert.scan import ConvertOptions, join_notes
 from penstock.core.errors import OptionError

@@ -219,12 +219,6 @@ def test_files_shorter_than_the_minimum_have_no_items_and_say_so(written, make):
         recording.close()
 
 
-def test_an_input_without_a_minimum_is_shown_as_before():
-    shown = "AudioInput(path=PosixPath('a.wav'), window_seconds=1.0, overlap=0.0, rate_hz=None, channels='keep')"
-    assert repr(AudioInput(Path("a.wav"))) == shown
-    assert repr(AudioInput(Path("a.wav"), min_seconds=0.5)) == shown[:-1] + ", min_seconds=0.5)"
-
-
 # -- what is broken ----------------------------------------------------------------------------------------------------
 
 

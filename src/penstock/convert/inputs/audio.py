@@ -56,14 +56,6 @@ class AudioInput:
         check_audio_options(self.rate_hz, self.channels)
         _check_seconds("min_seconds", self.min_seconds)
 
-    def __repr__(self) -> str:
-        # Without min_seconds unless it is set: the repr is part of the identity of a conversion.
-        least = "" if self.min_seconds is None else f", min_seconds={self.min_seconds!r}"
-        return (
-            f"AudioInput(path={self.path!r}, window_seconds={self.window_seconds!r}, overlap={self.overlap!r}, "
-            f"rate_hz={self.rate_hz!r}, channels={self.channels!r}{least})"
-        )
-
     def open(self) -> "_AudioRecording":
         """Open the file and check that it is complete."""
         with _open_track(self.path, self.remote, self.rate_hz, self.channels) as track:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from dataclasses import fields as dataclass_fields
 from typing import Any, Literal
 
 import numpy as np
@@ -158,18 +157,6 @@ class NWBOptions:
     def taken(self) -> frozenset[str]:
         """Names and paths that the options name."""
         return frozenset([*self.field_names, *self.paths.values()])
-
-    def __repr__(self) -> str:
-        """Return the options as they enter the identity of a conversion."""
-        # An option that is not set does not show: conversions that were started without it can be resumed.
-        shown = {entry.name: getattr(self, entry.name) for entry in dataclass_fields(self)}
-        shown = {name: value for name, value in shown.items() if name not in _UNSET or value != _UNSET[name]}
-        if self.missing == "refuse":
-            shown["missing"] = "error"
-        return f"NWBOptions({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
-
-
-_UNSET: Mapping[str, Any] = {"fields": (), "units": "refuse", "fill": None, "unobserved": "mask"}
 
 
 def _is_number(value: Any) -> bool:
