@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from penstock_source_suite import Case, SourceSuite
 
 import penstock as ps
+from penstock.convert import write_source
 from penstock.core.types import Block, Span
 from penstock.source import ArraySource, Renamed, Windowed, ZarrSource
+from penstock.source.stored.zarr.array import ZarrArray
 
 ROWS = np.arange(103 * 3, dtype=np.float32).reshape(103, 3)
 TIMES = np.arange(103) * 10
@@ -97,6 +99,25 @@ def test_windows_are_written_with_their_places(tmp_path: Path) -> None:
     assert item["voltage"][0].tolist() == [n / 4 for n in range(20, 40)]
     about = item["metadata"][0]
     assert (about["file"], about["start_row"], about["stop_row"]) == ("trace.csv", 20, 40)
+
+
+def test_chunks_are_decoded_about_once_when_their_windows_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = np.arange(40_000, dtype=np.float32).reshape(10_000, 4)
+    zarr.create_array(str(tmp_path / "a.zarr"), data=rows, chunks=(2_000, 4))
+    decoded = []
+    plain = ZarrArray.tasks
+
+    def tasks(self: Any, start: int, stop: int, *more: Any) -> Any:
+        decoded.append(-(-stop // 2_000) - start // 2_000)
+        return plain(self, start, stop, *more)
+
+    monkeypatch.setattr(ZarrArray, "tasks", tasks)
+    write_source(Windowed(ZarrSource(tmp_path / "a.zarr"), 8, 4), tmp_path / "out", show_progress=False)
+    assert sum(decoded) < 20  # of 5, each also by the scan and by windows across borders
+    source = ps.TarSource(tmp_path / "out")
+    assert np.array_equal(source.take(np.array([2_000]))["data"][0], rows[8_000:8_008])
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from penstock.transform.read_values import ItemsAhead
 __all__ = ["ShardsInput", "SourceInput", "SourceRecording"]
 
 _READ_ITEMS, _READ_METADATA = 32, 1024
+_READ_BYTES, _CHUNK_BYTES = 16 << 20, 256 << 20  # of items, and of those of a chunk that is decoded as a whole
 _TOLD_BYTES, _MOST_TOLD = 16 << 20, 4096  # that are read ahead at once
 
 _Int64s = NDArray[np.int64]
@@ -111,8 +112,12 @@ class SourceRecording:
 
     @property
     def ids(self) -> Sequence[str | None]:
-        """The id of each item; None if it is automatic."""
-        return [metadata.get("sample_id") for metadata in self.metadata(np.arange(self.n_samples))]
+        """The id of each item; None if it is automatic, and empty if items have no metadata."""
+        return (
+            ()
+            if not self._has_metadata
+            else [metadata.get("sample_id") for metadata in self.metadata(np.arange(self.n_samples))]
+        )
 
     def metadata(self, numbers: _Int64s) -> Iterator[Mapping[str, Any]]:
         """Yield the metadata of items, without reading fields."""
@@ -129,9 +134,8 @@ class SourceRecording:
 
     def samples(self, numbers: _Int64s) -> Iterator[Sample]:
         """Yield items in the order of `numbers`."""
-        stored_bytes = getattr(self._source, "stored_bytes", None) or 0
-        told = min(max(_READ_ITEMS, _TOLD_BYTES // max(1, stored_bytes // max(1, self.n_samples))), _MOST_TOLD)
-        for some, block in _read_blocks(self._source, np.asarray(numbers, np.int64), _READ_ITEMS, told):
+        at_once, told = _items_at_once(self._source)
+        for some, block in _read_blocks(self._source, np.asarray(numbers, np.int64), at_once, told):
             has_own = METADATA in block
             abouts = map(_own_metadata, block[METADATA], some.tolist()) if has_own else self._locate(some)
             for row, about in enumerate(abouts):
@@ -171,6 +175,18 @@ class SourceRecording:
     def close(self) -> None:
         """Close the source; the next read opens it again."""
         self._source.close()
+
+
+def _items_at_once(source: Source) -> tuple[int, int]:
+    """Return how many items are read in one call, and how many the source is told of before."""
+    stored_bytes = getattr(source, "stored_bytes", None) or 0
+    sizes = [field.item_bytes or field.typical_bytes for field in source.fields.values()]
+    item_bytes = max(1, stored_bytes // max(1, len(source.index)))
+    read_bytes = item_bytes if None in sizes else max(1, sum(size or 0 for size in sizes))
+    at_once = max(1, min(_READ_ITEMS, _READ_BYTES // read_bytes))
+    if getattr(source, "reads_whole_chunks", False) is True:  # or each call would decode its chunks again
+        at_once = max(at_once, min(source.index.usual_chunk, _CHUNK_BYTES // read_bytes))
+    return at_once, min(max(at_once, _TOLD_BYTES // item_bytes), _MOST_TOLD)
 
 
 def _read_blocks(
