@@ -14,8 +14,7 @@ from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
 from penstock.core.protocols import Order, Source, Transform
 from penstock.feed.loader import Loader
-from penstock.feed.torch_loader import torch_loader
-from penstock.feed.torch_options import TorchOptions
+from penstock.feed.torch_loader import TorchOptions, torch_loader
 from penstock.plan.balanced import BalancedSpans
 from penstock.plan.orders import Subset as SubsetOrder
 from penstock.plan.world import World

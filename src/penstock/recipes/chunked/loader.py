@@ -17,7 +17,7 @@ from penstock.core.errors import LoaderError, OptionError
 from penstock.core.index import Index
 from penstock.feed.position import Position
 from penstock.feed.ranks import current_world
-from penstock.feed.torch_options import TorchOptions, refuse_keywords
+from penstock.feed.torch_loader import TorchOptions, refuse_keywords
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import Tail
 from penstock.plan.orders import Sequential, Shuffle

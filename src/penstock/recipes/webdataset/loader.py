@@ -24,8 +24,7 @@ from penstock.core.protocols import Observer, Order
 from penstock.core.text import cause
 from penstock.feed.loader import Loader
 from penstock.feed.ranks import current_world
-from penstock.feed.torch_loader import torch_loader
-from penstock.feed.torch_options import TorchOptions
+from penstock.feed.torch_loader import TorchOptions, torch_loader
 from penstock.files.durable import write_aside
 from penstock.files.regular import read_regular
 from penstock.plan.cursor import check_count, show_value
