@@ -108,6 +108,24 @@ def test_no_import_begins_while_a_worker_is_forked(tmp_path: Path) -> None:
     assert run_isolated(begin_an_import_at_a_fork, str(tmp_path)) == (planned_items(PLAN), "the end")
 
 
+def begin_while_logging_is_set_up(folder: str) -> tuple[list[list[int]], str]:
+    """Let a thread import something while it holds the lock of logging, as `logging.config.dictConfig` does."""
+    Path(folder, f"{MODULE}.py").touch()
+    sys.path.insert(0, folder)
+
+    def set_up() -> None:
+        with logging._lock:  # type: ignore[attr-defined]
+            GATE.wait(0.5)
+            importlib.import_module(MODULE)
+
+    threading.Thread(target=set_up, daemon=True).start()
+    return run_epoch(FORK, None)[:2]
+
+
+def test_a_fork_does_not_wait_for_a_thread_that_waits_for_an_import(tmp_path: Path) -> None:
+    assert run_isolated(begin_while_logging_is_set_up, str(tmp_path)) == (planned_items(PLAN), "the end")
+
+
 class OpenGate(logging.Handler):
     """Lets the import end, or another thread release its lock, when the log says that a worker is replaced."""
 

@@ -218,13 +218,15 @@ def _hold_imports() -> Iterator[None]:
     """Let no other thread begin or be in the middle of an import: a forked process would wait for its lock for ever."""
     deadline = time.monotonic() + _IMPORT_SECONDS
     while True:
-        _imp.acquire_lock()  # whoever holds it is the only one to get locks of modules; `run_worker` releases its copy
-        try:
-            if (thread := _find_importing_thread()) is None:
-                yield
-                return
-        finally:
-            _imp.release_lock()
+        # A fork takes the lock of logging, and whoever holds that one may wait for the lock of imports.
+        with logging._lock:  # type: ignore[attr-defined]  # which types do not list
+            _imp.acquire_lock()  # by which threads get locks of modules; `run_worker` releases its copy
+            try:
+                if (thread := _find_importing_thread()) is None:
+                    yield
+                    return
+            finally:
+                _imp.release_lock()
         if time.monotonic() > deadline:
             _LOG.warning(
                 "Thread %s has been importing for %.0f s. A worker that is forked now, and needs what it imports, may "
