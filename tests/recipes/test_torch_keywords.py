@@ -90,6 +90,12 @@ def test_a_sampler_gives_the_order_of_each_epoch(make: Make) -> None:
     resumed = make(sampler=random_items())
     resumed.load_state_dict(loader.state_dict())
     assert values(resumed) == wanted[2][1:]
+    later = make(sampler=random_items())
+    later = getattr(later, "_pytorch_loader", later)
+    later.skip(1)
+    assert values(later) == wanted[0][1:]
+    with pytest.raises(OptionError, match=r"skip\(n\) needs n <= 2, the batches left in this epoch, got 3"):
+        later.skip(3)
     with pytest.raises(ResumeError, match="The sampler must give the order that the state was saved with"):
         make(sampler=[7, 7, 3, 3, 3, 1]).load_state_dict(loader.state_dict())
     assert values(make(sampler=[7, 7, 3, 3, 3, 1])) == [[7, 7, 3, 3, 3], [1]]

@@ -181,6 +181,14 @@ class SampledLoader(Loader):
         """Batches left in the current epoch on this rank."""
         return super().remaining if self.epoch < self._orders.n_drawn else len(self)
 
+    def skip(self, n: int) -> None:
+        """Skip the next `n` batches of this epoch: the sampler gives the next one only when that begins."""
+        if self.epoch >= self._orders.n_drawn:
+            self.set_plan(self._draw(self.epoch))
+        if n > self.remaining:
+            raise OptionError(f"skip(n) needs n <= {self.remaining}, the batches left in this epoch, got {n}.")
+        super().skip(n)
+
     def leave_epoch(self) -> None:
         """Skip the rest of the current epoch; the sampler gives the next one anew."""
         super().leave_epoch()
