@@ -26,7 +26,6 @@ from penstock.recipes.streams import (
 )
 from penstock.recipes.streams import loaders as chunk_loaders
 from penstock.recipes.streams import rows as chunk_rows
-from penstock.recipes.streams import stream as chunk_stream
 
 # -- main memory -------------------------------------------------------------------------------------------------------
 
@@ -193,7 +192,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> tuple[Streams, Pinned]:
         monkeypatch.setattr(module, "resolve_device", torch.device)
     for module in (chunk_rows, loader_module):
         monkeypatch.setattr(module, "allocate_pinned", pinned)
-    monkeypatch.setattr(chunk_stream, "torch", SimpleNamespace(Generator=lambda device: torch.Generator()))
+    monkeypatch.setattr(chunk_loaders, "torch", SimpleNamespace(Generator=lambda device: torch.Generator()))
     return streams, pinned
 
 

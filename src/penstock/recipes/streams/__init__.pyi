@@ -1,3 +1,4 @@
+from penstock.recipes.streams.loaders import Chunk as Chunk
 from penstock.recipes.streams.loaders import PipelineChunkLoader as PipelineChunkLoader
 from penstock.recipes.streams.loaders import RandomChunkLoader as RandomChunkLoader
 from penstock.recipes.streams.profiler import PipelineProfiler as PipelineProfiler
@@ -14,4 +15,3 @@ from penstock.recipes.streams.simulations import SimulationWriter as SimulationW
 from penstock.recipes.streams.simulations import create_zarr_loader as create_zarr_loader
 from penstock.recipes.streams.simulations import load_column_slice as load_column_slice
 from penstock.recipes.streams.simulations import load_metadata as load_metadata
-from penstock.recipes.streams.stream import Chunk as Chunk
