@@ -18,7 +18,7 @@ BUDGET = {
     "files": 4197,
     "observe": 4581,
     "plan": 4122,
-    "recipes": 10516,
+    "recipes": 10504,
     "run": 3245,
     "shard": 7846,
     "source": 16184,

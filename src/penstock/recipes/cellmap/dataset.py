@@ -291,32 +291,28 @@ class CellMapDataset(VolumeDataset):
         Without padding, the volume is the region that patches of a target can reach: larger inputs and margins for
         augmentation keep patches away from the border.
         """
-        arrays = self.target_arrays or self.input_arrays
-        extents = {
-            axis: min(
-                shape * scale
-                for array in arrays.values()
-                for name, shape, scale in zip(self._axes(array), array["shape"], array["scale"], strict=True)
-                if name == axis
-            )
-            for axis in self.axis_order
-            if any(axis in self._axes(array) for array in arrays.values())
-        }
+        extents: dict[str, float] = {}
+        for array in (self.target_arrays or self.input_arrays).values():
+            for axis, voxels, size in zip(self._axes(array), array["shape"], array["scale"], strict=True):
+                extents[axis] = min(voxels * size, extents.get(axis, math.inf))
         return self.get_indices(extents)
 
     def get_indices(self, chunk_size: Mapping[str, float]) -> list[int]:
         """Return items whose patches, `chunk_size` world units long by axis, lie side by side and cover the volume."""
         check_keys("The axes of chunk_size", chunk_size, self.axis_order)
-        (origin,) = self.volume.centre_of(self.volume.item_of([[0, 0, 0]]))
         positions = [
-            covering_places(axis, self.bounding_box[axis], chunk_size.get(axis, step), (float(first), step, count))
-            for axis, first, step, count in zip(
-                self.axis_order, origin, self.volume.voxel_size, self.volume.grid_shape, strict=True
-            )
+            covering_places(axis, self.bounding_box[axis], chunk_size.get(axis, grid[1]), grid)
+            for axis, grid in zip(self.axis_order, self.center_grid, strict=True)
         ]
-        grid = np.stack(np.meshgrid(*positions, indexing="ij"), axis=-1).reshape(-1, len(positions))
-        found: list[int] = self.volume.item_of(grid).tolist()
+        places = np.stack(np.meshgrid(*positions, indexing="ij"), axis=-1).reshape(-1, len(positions))
+        found: list[int] = self.volume.item_of(places).tolist()
         return found
+
+    @property
+    def center_grid(self) -> list[tuple[float, float, int]]:
+        """First center of a patch, distance to the next one, and number of centers, along each axis."""
+        (origin,) = self.volume.centre_of(self.volume.item_of([[0, 0, 0]])).tolist()
+        return list(zip(origin, self.volume.voxel_size, self.volume.grid_shape, strict=True))
 
     def _axes(self, array: Mapping[str, Sequence[float]]) -> str:
         return self.axis_order[-len(array["shape"]) :]

@@ -35,7 +35,7 @@ from penstock.files.staging import Staging
 from penstock.files.stores.url import is_url
 from penstock.recipes.cellmap.dataset import Arrays, CellMapDataset, VolumeOptions, check_array, split_target_path
 from penstock.recipes.cellmap.loader import CellMapDataLoader
-from penstock.recipes.cellmap.tiles import AxisTiles, Voxels, axis_tiles, voxels_between
+from penstock.recipes.cellmap.tiles import Voxels, axis_tiles, voxels_between
 from penstock.source.volume.ngff import Multiscale
 
 __all__ = ["MAX_CHUNK_BYTES", "CellMapDatasetWriter"]
@@ -316,13 +316,8 @@ class _Output:
         self.axes = [{"name": axis, "type": "space", **units.get(axis, {})} for axis in source.axis_order]
         self.voxels = _voxels(source.axis_order, name, scale, bounds, raw)
         self.tile = (*(1,) * (3 - len(self.patch_shape)), *self.patch_shape)
-        (origin,), step, counts = source.centre_of(source.item_of([[0, 0, 0]])), source.voxel_size, source.grid_shape
-        self._along: list[AxisTiles] = [
-            axis_tiles(axis, *each, (float(first), size, count))
-            for axis, each, first, size, count in zip(
-                source.axis_order, zip(self.voxels, self.tile, strict=True), origin, step, counts, strict=True
-            )
-        ]
+        lines = zip(source.axis_order, self.voxels, self.tile, dataset.center_grid, strict=True)
+        self._along = [axis_tiles(*line) for line in lines]
         self.shape = tuple(line.count for line in self.voxels)
         self.chunk = tuple(min(axis.stride, count) for axis, count in zip(self._along, self.shape, strict=True))
         n_bytes = math.prod(self.chunk) * np.dtype(dtype).itemsize
@@ -492,7 +487,12 @@ class _Image:
 
     def _open_array(self, origin: Mapping[str, Any]) -> Any:
         """Open the array of the image, or make it with the metadata of the image."""
-        zarr, output, folder = _import_zarr(), self._output, self._staging.commit
+        try:
+            zarr: Any = import_module("zarr")
+            compressor = import_module("numcodecs").Blosc("zstd", 3, 2)
+        except ImportError as error:
+            raise MissingDependency("zarr", "zarr", "Writing predictions") from error
+        output, folder = self._output, self._staging.commit
         for path in folder.rglob("*.partial"):  # of a killed writer
             path.unlink()
         group = zarr.open_group(folder, mode="a", zarr_format=2)
@@ -508,8 +508,7 @@ class _Image:
             return zarr.open_array(folder / "s0", mode="r+", zarr_format=2, config=config)
         return group.create_array(
             "s0", shape=output.shape, chunks=output.chunk, dtype=output.dtype, fill_value=output.fill,
-            chunk_key_encoding={"name": "v2", "separator": "/"}, config=config,
-            compressors=import_module("numcodecs").Blosc("zstd", 3, 2),
+            chunk_key_encoding={"name": "v2", "separator": "/"}, compressors=compressor, config=config,
         )  # fmt: skip
 
     def _path(self, cell: _Cell) -> Path:
@@ -665,10 +664,3 @@ def _parse_object(text: str | bytes | None) -> dict[str, Any] | None:
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
-
-
-def _import_zarr() -> Any:
-    try:
-        return import_module("zarr")
-    except ImportError as error:
-        raise MissingDependency("zarr", "zarr", "Writing predictions") from error
