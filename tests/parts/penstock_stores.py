@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import h5py
 import numcodecs
 import numpy as np
 import zarr
@@ -61,32 +60,6 @@ def write_npy(folder: Path, n_rows: int = N_ROWS) -> Store:
         return [(path, begin + row * ROW_BYTES, begin + (row + 1) * ROW_BYTES) for row in (0, 1, n_rows - 1)]
 
     return Store(folder / "x.npy", locate, by_row=True)
-
-
-def write_contiguous(folder: Path, n_rows: int = N_ROWS) -> Store:
-    with h5py.File(folder / "x.h5", "w") as file:
-        file["before"] = np.arange(1000)
-        file["x"] = TRUTH[:n_rows]
-
-    def locate(path: Path) -> list[Range]:
-        with h5py.File(path) as file:
-            begin = file["x"].id.get_offset()
-        return [(path, begin + row * ROW_BYTES, begin + (row + 1) * ROW_BYTES) for row in (0, 1, n_rows - 1)]
-
-    return Store(folder / "x.h5", locate, "x", by_row=True)
-
-
-def write_chunked(folder: Path, n_rows: int = N_ROWS) -> Store:
-    with h5py.File(folder / "x.h5", "w") as file:
-        file.create_dataset("x", data=TRUTH[:n_rows], chunks=(CHUNK, WIDTH // 2), compression="lzf")
-
-    def locate(path: Path) -> list[Range]:
-        with h5py.File(path) as file:
-            corners = [(chunk * CHUNK, column) for chunk in (0, n_rows // CHUNK - 1) for column in (0, WIDTH // 2)]
-            found = [file["x"].id.get_chunk_info_by_coord(corner) for corner in corners]
-        return [(path, chunk.byte_offset, chunk.byte_offset + chunk.size) for chunk in found]
-
-    return Store(folder / "x.h5", locate, "x")
 
 
 def chunk_files(names: list[str]) -> Callable[[Path], list[Range]]:
@@ -166,6 +139,6 @@ def write_checked_shards(folder: Path, n_rows: int = N_ROWS) -> Store:
 
 
 WRITERS = (
-    write_npy, write_contiguous, write_chunked, write_v2, write_v3, write_plain, write_shards, write_checked_shards
+    write_npy, write_v2, write_v3, write_plain, write_shards, write_checked_shards
 )  # fmt: skip
 """Each writes an array of `n_rows` rows into a folder."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from penstock_special_files import plant
-from penstock_stores import TRUTH, WRITERS, Store, write_chunked, write_shards
+from penstock_stores import TRUTH, WRITERS, Store, write_shards
 from penstock_test_parts import run_at_once
 
 from penstock import ReadError, SourceError
@@ -111,9 +111,8 @@ def _read_in_child(source: ZarrSource) -> None:
     source.release(_WHOLE)
 
 
-@pytest.mark.parametrize("write", [write_chunked, write_shards], ids=["HDF5", "shards"])
-def test_a_child_process_reads_ahead_for_itself(tmp_path: Path, write: Callable[[Path], Store]) -> None:
-    store = write(tmp_path, _N_ROWS)
+def test_a_child_process_reads_ahead_for_itself(tmp_path: Path) -> None:
+    store = write_shards(tmp_path, _N_ROWS)
     source = store.open()
     source.prepare(_ITEMS)
     child = mp.get_context("fork").Process(target=_read_in_child, args=(source,))

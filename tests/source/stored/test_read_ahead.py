@@ -13,7 +13,6 @@ from penstock_hint_checks import check_given_back, check_kept, check_read_ahead,
 from penstock_page_cache import cached_pages
 from penstock_stores import (
     ITEMS,
-    ROW_BYTES,
     TRUTH,
     WHOLE,
     WIDTH,
@@ -132,19 +131,6 @@ def test_chunks_at_a_url_are_fetched_ahead(tmp_path: Path) -> None:
     assert source.prepare(ITEMS) >= n_chunks, "they were given back"
     assert source.stored_bytes == local.stored_bytes
     source.close()
-
-
-def test_a_selection_of_contiguous_columns_is_read_alone(tmp_path: Path) -> None:
-    values = TRUTH.reshape(2, 160, WIDTH)
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        file["x"] = values
-        begin = file["x"].id.get_offset()
-    source = ZarrSource(tmp_path / "x.h5", {"x": ("x", slice(1, 3))})
-    wanted = [
-        (tmp_path / "x.h5", begin + (160 * row + 1) * ROW_BYTES, begin + (160 * row + 3) * ROW_BYTES) for row in (0, 1)
-    ]
-    check_read_ahead(tmp_path, lambda: source.prepare(np.array([0, 1])), wanted)
-    assert (source.take(np.array([1]))["x"] == values[[1], 1:3]).all()
 
 
 def test_chunks_that_are_not_stored_are_no_reason_to_read(tmp_path: Path) -> None:

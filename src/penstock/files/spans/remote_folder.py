@@ -112,10 +112,12 @@ class RemoteFolder:
 
     def describe_all(self, keys: Sequence[str]) -> list[ObjectInfo | None]:
         """Return size and version of objects, which are asked for concurrently; None for those that are missing."""
-        unknown = [key for key in keys if key not in self._pinned]
-        with ThreadPoolExecutor(self._connections, "penstock-describe") as pool:
-            found = dict(zip(unknown, pool.map(self._try_describe, unknown), strict=True))
-        return [found[key] if key in found else self._pinned[key] for key in keys]
+        found = {key: self._pinned.get(key) for key in keys}
+        unknown = [key for key, info in found.items() if info is None]
+        connections = (self.options.store or StoreOptions()).connections
+        with ThreadPoolExecutor(connections, "penstock-describe") as pool:
+            found.update(zip(unknown, pool.map(self._try_describe, unknown), strict=True))
+        return [found[key] for key in keys]
 
     def list_objects(self, prefix: str = "") -> list[ObjectInfo]:
         """Return all objects whose keys begin with `prefix`; ReadError if the server lists nothing."""
@@ -198,10 +200,6 @@ class RemoteFolder:
                 if process is None or process.number != os.getpid():
                     process = self._process = _Process(self)
         return process
-
-    @property
-    def _connections(self) -> int:
-        return (self.options.store or StoreOptions()).connections
 
     def _try_describe(self, key: str) -> ObjectInfo | None:
         try:
@@ -335,8 +333,8 @@ class _Process(Owner):
         is_large = self.find_size(spans[0]) > PIECE_BYTES  # read in pieces, if its size is known
         if key not in self._pinned and (is_cached or (spans[0].end == WHOLE and (spans[0].begin or is_large))):
             _pin(self._pinned, key, self.store.describe(key))
-        if spans[0].end == WHOLE and key in self._pinned:
-            self._typical_bytes[spans[0].is_kept] = self._pinned[key].n_bytes
+        if spans[0].end == WHOLE and (info := self._pinned.get(key)) is not None:
+            self._typical_bytes[spans[0].is_kept] = info.n_bytes
         names = [self._name(span) for span in spans]
         present = [name for name in names if name is not None]
         if self._folder is None or not present:

@@ -1,7 +1,6 @@
 """HDF5 files on this machine and at URLs, opened with h5py."""
 
 import atexit
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from penstock.core.text import cause
 from penstock.files.regular import check_regular
 from penstock.files.spans.remote_folder import RemoteFolder
 from penstock.files.spans.seekable_file import RemoteFile
-from penstock.source.file_ranges import FileRanges, StoredFile
+from penstock.source.file_ranges import FileRanges
 from penstock.source.ranges import Ranges, RemoteSpans
 from penstock.source.stored.self_contained import check_links
 
@@ -67,7 +66,7 @@ class Hdf5File:
         except BaseException:
             file.close()
             raise
-        return OpenHdf5(file, self.where, content)
+        return OpenHdf5(file, content)
 
 
 class OpenHdf5:
@@ -75,22 +74,17 @@ class OpenHdf5:
 
     Parameters
     ----------
-    where
-        Its path, for a file of this machine.
     content
         What h5py reads, for a file at a URL.
     """
 
-    def __init__(self, file: Any, where: str, content: RemoteFile | None = None) -> None:
-        self.file, self._content, self._stored = file, content, StoredFile(where)
-        if content is None:
-            status = os.fstat(file.id.get_vfd_handle())
-            self._stored = StoredFile(where, (status.st_dev, status.st_ino))
+    def __init__(self, file: Any, content: RemoteFile | None = None) -> None:
+        self.file, self._content = file, content
 
     def locate(self, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> Ranges:
-        """Return where byte ranges of the file lie."""
+        """Return where byte ranges of a file at a URL lie; the kernel reads ahead in one of this machine by itself."""
         if self._content is None:
-            return FileRanges.of_file(self._stored, begins, ends)
+            return FileRanges.none()
         return RemoteSpans.of_folder(self._content.folder, self._content.list_spans(begins.tolist(), ends.tolist()))
 
     def close(self) -> None:

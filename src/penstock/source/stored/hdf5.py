@@ -42,6 +42,9 @@ class Hdf5Array:
     stored_bytes: int | None = field(default=None, compare=False)
     """Bytes of the dataset in its file."""
 
+    is_contiguous: bool = field(default=False, compare=False)
+    """Whether all values lie in one place, so that each row has its own bytes."""
+
     _open: dict[int, OpenHdf5] = field(default_factory=dict, compare=False, repr=False)
     _locks: dict[int, threading.Lock] = field(default_factory=dict, compare=False, repr=False)
     """By process: after a fork, a lock of the parent may be held by a thread that does not exist in the child."""
@@ -73,7 +76,8 @@ class Hdf5Array:
             row_bytes = found.nbytes // max(1, found.shape[0])
             chunks = found.chunks or (max(1, (1 << 20) // max(1, row_bytes)), *found.shape[1:])
             dtype = found.dtype.newbyteorder("=")
-            return cls(path, name, found.shape, dtype, chunks[0], chunks, stored_bytes(found))
+            is_contiguous = not found.chunks and found.id.get_offset() is not None
+            return cls(path, name, found.shape, dtype, chunks[0], chunks, stored_bytes(found), is_contiguous)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": {}, "_locks": {}, "_places": {}}
@@ -141,7 +145,7 @@ class Hdf5Array:
                 raise ReadError(f"Could not read {rows}: {cause(error)}.") from error
         return out.nbytes
 
-    # -- where values lie, to read them ahead and to give them back ----------------------------------------------------
+    # -- where values lie at a URL, to fetch them ahead ----------------------------------------------------------------
 
     def locate_rows(self, rows: NDArray[np.int64], selection: Selection) -> Ranges:
         """Return where rows of a contiguous dataset lie, or the chunks of rows; nothing if that is not known."""
@@ -169,18 +173,19 @@ class Hdf5Array:
 
     def piece_rows(self, _: Selection) -> int:
         """Return how many rows can only be given back together: those of a chunk, 1 if the dataset is contiguous."""
-        places = self._find_places()
-        return 1 if places is not None and not places.counts else self.chunk_rows
+        return 1 if self.is_contiguous else self.chunk_rows
 
     def decodes_chunks(self, selection: Selection) -> bool:
         """Return whether the dataset is chunked, with several rows in a chunk."""
         return self.piece_rows(selection) > 1
 
     def _find_places(self) -> "Hdf5Places | None":
-        """Return where values lie in the file that this process has open; None if that is not known.
+        """Return where values lie in the file at a URL that this process has open; None if that is not known.
 
         Only the first call waits for a read in progress.
         """
+        if self.remote is None:
+            return None
         process = os.getpid()
         if process not in self._places:
             with self._lock():

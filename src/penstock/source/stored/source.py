@@ -50,9 +50,9 @@ class ZarrSource(Selectable, RemoteParts):
        connections and threads.
 
     `prepare` concerns the chunks that hold the selected columns of the items, each once, and only the rows themselves
-    in local `.npy` files, contiguous HDF5 datasets and, where they are read so, uncompressed chunks. In a call, at most
-    512 local files of an array (64 shards) are opened. Chunks at a URL are fetched at once, and those of one read also
-    without `prepare`. `release` gives a chunk back only if all its rows are among the items.
+    in local `.npy` files and, where they are read so, uncompressed chunks; it does nothing for local HDF5 files. In a
+    call, at most 512 local files of an array (64 shards) are opened. Chunks at a URL are fetched at once, and those of
+    one read also without `prepare`. `release` gives a chunk back only if all its rows are among the items.
 
     Parameters
     ----------
