@@ -73,7 +73,7 @@ def timed(job: Callable[[Path], None], where: Path, n_bytes: int) -> float:
 
 
 def verify(where: Path) -> None:
-    """Compare all checksums, with two workers as `penstock verify`."""
+    """Compare all checksums, with two workers as `penstock check --all`."""
     _, problems = verify_shards(where, workers=2)
     assert not problems
 

@@ -1,7 +1,6 @@
 from penstock import chain as chain
 from penstock import convert as convert
 from penstock import core as core
-from penstock import doctor as doctor
 from penstock import feed as feed
 from penstock import files as files
 from penstock import observe as observe

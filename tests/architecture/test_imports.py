@@ -25,7 +25,6 @@ ALLOWED: dict[str, set[str]] = {
     "observe": {*_FILES, "source", "plan", "run"},
     "feed": {"core", "plan", "run", "observe"},
     "convert": {*_READ, "plan", "observe"},
-    "doctor": {*_FILES, "source", "observe"},
     "recipes": {"core"},  # the folder's door alone
     "recipes.chunked": _BELOW_RECIPES,
     "recipes.streams": _BELOW_RECIPES,
@@ -37,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "recipes.workersafe": {*_BELOW_RECIPES, "recipes.tune"},
     "recipes.crossval": {*_BELOW_RECIPES, "recipes.workersafe"},
     "chain": {*_READ, "plan", "run", "feed", "observe", "convert", "recipes.mixture"},
-    "cli": {*_BELOW_RECIPES, "doctor", "recipes.tune", "recipes.webdataset"},
+    "cli": {*_BELOW_RECIPES, "recipes.tune", "recipes.webdataset"},
     "__main__": {"cli"},
 }
 

@@ -31,7 +31,7 @@ EXCEPTIONS: dict[tuple[str, str], tuple[int, str]] = {
     ("penstock.files.durable", "os.open"): (3, "creates files; opens a file or folder to sync it, without blocking"),
     ("penstock.files.locks", "os.open"): (2, "opens folders"),
     ("penstock.files.stores.clients.obstore_client", "LocalStore"): (1, _CHECKED),
-    ("penstock.doctor.storage", "os.open"): (1, "creates a file without a name, to write to"),
+    ("penstock.observe.check.storage", "os.open"): (1, "creates a file without a name, to write to"),
     ("penstock.core.doors", "open"): (1, _OURS),
     ("penstock.cli.errors", "os.open"): (1, "opens /dev/null"),
     ("penstock.convert.inputs.npz", "ZipFile"): (2, _OPEN),
@@ -93,7 +93,6 @@ _WRITING_CALLS = {"np.save", "torch.save", "os.link", "os.symlink", "os.mkfifo",
 
 _MEMORY = "it is given memory, not a path"
 WRITING_EXCEPTIONS: dict[tuple[str, str], tuple[int, str]] = {
-    ("penstock.doctor.storage", "mkstemp"): (1, "a random name that is removed at once"),
     ("penstock.observe.picture", "savefig"): (1, _MEMORY),
     ("penstock.files.figures", "savefig"): (1, _MEMORY),
     ("penstock.recipes.crossval.fold", "torch.save"): (1, _MEMORY),

@@ -171,7 +171,7 @@ def test_options_of_a_dataset_are_refused_for_a_recording_and_damage_is_an_error
     save_npy("rows.npy")
     result = run("inspect rows.npy --item 3")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "--item and --png need a dataset, got the recording rows.npy" in result.stderr
+    assert "--item, --png and --cache need a dataset, got the recording rows.npy" in result.stderr
     Path("bad.npy").write_bytes(b"no array")
     Path("bad.npz").write_bytes(b"no archive")
     for name in ("bad.npy", "bad.npz"):

@@ -100,15 +100,14 @@ def test_an_existing_dataset_is_replaced_only_with_overwrite(rows: Path) -> None
         (["rows0.npy", "--format", "edf"], "--format must be one of"),
         (["rows0.npy", "--split", "a=0.5"], "add up to 1"),
         (["rows0.npy", "rows0.npy"], "must be given once"),
-        (["rows0.npy", "--unit-filter", "quality"], "COLUMN=VALUE"),
-        (["rows0.npy", "--units", "quality=good"], "Use --unit-filter quality=good to select units"),
+        (["rows0.npy", "--unit-filter", "quality"], "--unit-filter must be NAME=VALUE"),
         (["rows0.npy", "--units", "union"], "--units must be one of"),
-        (["rows0.npy", "--field", "wheel"], "--field must be NAME=PATH, such as wheel=acquisition/wheel"),
+        (["rows0.npy", "--field", "wheel"], "--field must be NAME=VALUE"),
         (["rows0.npy", "--field", "wheel=acquisition/wheel"], "--field applies only to NWB inputs"),
         (["rows0.npy", "--compression", "zip"], "--compression must be one of"),
         (["rows0.npy", "--resume", "--overwrite"], "At most one of --resume and --overwrite"),
         (["rows0.npy", "--bin-size-ms", "5"], "--bin-size-ms applies only to NWB inputs"),
-        (["rows0.npy", "--mono"], "--mono applies only to audio inputs"),
+        (["rows0.npy", "--channels", "mono"], "--channels applies only to audio inputs"),
         (["rows0.npy", "--fields", "a"], "--fields applies only to npz or zarr inputs"),
     ],
 )
@@ -190,18 +189,22 @@ def test_rows_of_several_files_are_noted_and_the_option_that_it_names_makes_file
     monkeypatch.chdir(tmp_path)
     for number in range(3):
         np.save(f"rec{number}.npy", np.full((4, 8), number))
-    note = "Note: Each row of an array is an item (4 per file); --whole-files makes each file one."
+    note = "Note: Each row of an array is an item (4 per file); --format files makes each file one."
     assert note in run("rec*.npy", "-o", "rows", *more).stderr
     assert (
-        "Each row is an item (4 here); --whole-files makes each file one."
+        "Each row is an item (4 here); --format files makes each file one."
         in CliRunner().invoke(app, ["inspect", "rec0.npy"]).stdout
     )
-    for option in (("--whole-files",), ("--sequence-length", "2")):
+    for option in (
+        (
+            "--format",
+            "files",
+        ),
+        ("--sequence-length", "2"),
+    ):
         found = run("rec*.npy", "-o", option[0][2:], *option)
         assert found.exit_code == 0
         assert "Each row" not in found.stderr
-    assert TarSource("whole-files").take(np.arange(3))["data"].tolist() == [
-        np.full((4, 8), n).tolist() for n in range(3)
-    ]
+    assert TarSource("format").take(np.arange(3))["data"].tolist() == [np.full((4, 8), n).tolist() for n in range(3)]
     np.save("wide.npy", np.zeros((4, 9), int))
     assert "The shape of data differs" in run("rec0.npy", "wide.npy", "-o", "wide").stderr

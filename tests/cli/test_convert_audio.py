@@ -85,8 +85,11 @@ def test_a_minimum_that_skips_everything_is_an_error(clips: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--clips", "--window-seconds", "2"], "--window-seconds does not apply to whole clips"),
-        (["--clips", "--overlap", "0.5"], "--overlap does not apply to whole clips"),
+        (["--clips", "--window-seconds", "2"], "--window-seconds applies only to windows of audio inputs"),
+        (
+            ["--clips", "--overlap", "0.5"],
+            "--overlap applies only to NWB or npy or npz or zarr or windows of audio inputs",
+        ),
         (["--clip-seconds", "2"], "--clip-seconds needs --clips, got --clip-seconds 2.0"),
     ],
 )

@@ -99,4 +99,4 @@ def test_options_for_urls_without_a_url_are_refused(bucket: Endpoint, tmp_path: 
     assert found.exit_code == 2
     assert "--cache must be left out: it is for URLs, and none of the inputs is one" in found.output
     found = run("convert", bucket.folder / "raw/a.npy", "-o", bucket.url / "set", "--anonymous")
-    assert "--anonymous must be left out: it is for URLs, and none of the inputs is one" in found.output
+    assert "--anonymous is for inputs at URLs, and none of them is one" in found.output

@@ -58,12 +58,12 @@ def test_no_arguments_is_help_and_where_to_begin() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["verfy", "shards"], "Error: No such command 'verfy'. Did you mean 'verify'?"),
+        (["chekc", "shards"], "Error: No such command 'chekc'. Did you mean 'check'?"),
         (["frobnicate"], "Error: No such command 'frobnicate'."),
-        (["verify", "shards", "--wokers", "2"], "Error: No such option: --wokers. Did you mean --workers?"),
-        (["verify", "shards", "--frobnicate"], "Error: No such option: --frobnicate."),
+        (["check", "shards", "--all", "--wokers", "2"], "Error: No such option: --wokers. Did you mean --workers?"),
+        (["check", "shards", "--all", "--frobnicate"], "Error: No such option: --frobnicate."),
         (["--vresion"], "Error: No such option: --vresion. Did you mean --version?"),
-        (["verify"], "Error: Missing argument 'DIR|PATTERN|STORE|URL'."),
+        (["check"], "Error: Missing argument 'WHERE'."),
         (["convert"], "Error: Missing argument 'INPUT'."),
     ],
 )
@@ -72,9 +72,9 @@ def test_a_mistyped_word_is_named_with_the_nearest_that_exists(arguments: list[s
 
 
 def test_a_wrong_option_is_followed_by_an_example_and_where_help_is() -> None:
-    assert run("verify").stderr.splitlines()[1:] == [
-        "For example: penstock verify shards --workers 4",
-        "Run 'penstock verify --help' for all options.",
+    assert run("check").stderr.splitlines()[1:] == [
+        "For example: penstock check shards",
+        "Run 'penstock check --help' for all options.",
     ]
 
 
@@ -120,16 +120,16 @@ MAKE_ONE = "Make one: penstock convert"
 )
 def test_a_folder_without_a_dataset_says_what_it_has_and_what_to_do(folder: Path, what: str, words: str) -> None:
     make(folder, what)
-    for command in ("inspect", "verify"):
+    for command in ("inspect", "tune"):
         assert first_line(command, "there") == (2, f"Error: {words}")
 
 
 def test_a_recording_is_no_dataset(folder: Path) -> None:
     make(folder, "zarr")
     words = f"Error: there is a zarr store, not a dataset. {MAKE_ONE} there --output DIR"
-    assert first_line("report", "there") == (2, words)
+    assert first_line("inspect", "there", "--page", "page.html") == (2, words)
     words = "Error: No zarr arrays in there. Give the folder of an array, or of a group with arrays."
-    assert first_line("verify", "there") == (2, words)
+    assert first_line("check", "there", "--all") == (2, words)
     assert first_line("index", "there")[1].startswith("Error: An index is one of tars, got the zarr store there.")
 
 
@@ -137,16 +137,15 @@ def test_a_recording_is_no_dataset(folder: Path) -> None:
     ("arguments", "words"),
     [
         (["inspect", "shrads"], "No such file or folder: shrads. Did you mean shards?"),
-        (["verify", "nowhere"], "No such file or folder: nowhere."),
-        (["verify", "shrads/train"], "No such file or folder: shrads/train. Did you mean shards?"),
+        (["check", "nowhere", "--all"], "No such file or folder: nowhere."),
+        (["check", "shrads/train", "--all"], "No such file or folder: shrads/train. Did you mean shards?"),
         (["tune", "rows.npz.npy"], "No such file or folder: rows.npz.npy."),
         (["tune", "empty"], "No dataset in empty: the folder is empty."),
         (
-            ["verify", "shards/shard_000001.tar"],
+            ["check", "shards/shard_000001.tar", "--all"],
             "shards/shard_000001.tar is one shard of a dataset. Give its folder: ",
         ),
-        (["verify", "a file.npy"], f"a file.npy is a recording, not a dataset. {MAKE_ONE} 'a file.npy' --output DIR"),
-        (["verify", "README"], "README is not a dataset, which is a folder with dataset_metadata.json"),
+        (["check", "README", "--all"], "README is not a dataset, which is a folder with dataset_metadata.json"),
         (["inspect", "notes.edf"], f"Penstock does not read .edf files, got notes.edf: {FIVE_LINES}"),
         (["inspect", "bold.nii.gz"], f"Penstock does not read .nii.gz files, got bold.nii.gz: {FIVE_LINES}"),
         (["convert", "notes.edf", "-o", "out"], f"Penstock does not read .edf files, got notes.edf: {FIVE_LINES}"),
@@ -155,8 +154,11 @@ def test_a_recording_is_no_dataset(folder: Path) -> None:
             ["convert", "rows.csv", "-o", "out"],
             "rows.csv needs no conversion: penstock.open('rows.csv') reads it where",
         ),
-        (["report", "rows.csv"], "rows.csv is not a dataset of shards, which this is for. penstock.open('rows.csv')"),
-        (["verify", "lone.tar"], "lone.tar has no index. Make one: penstock index lone.tar"),
+        (
+            ["inspect", "rows.csv", "--page", "p.html"],
+            "rows.csv is not a dataset of shards, which this is for. penstock.open('rows.csv')",
+        ),
+        (["check", "lone.tar", "--all"], "lone.tar has no index. Make one: penstock index lone.tar"),
         (["index", "empty"], "No dataset in empty: the folder is empty."),
         (["index", "a file.npy"], "a file.npy is a recording, not a dataset."),
         (["convert", "shrads", "-o", "out"], "No such file or folder: shrads. Did you mean shards?"),
@@ -227,14 +229,14 @@ def test_errors_are_sentences_with_codes_of_their_own_and_tracebacks_only_with_d
     monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, kind: str, words: str
 ) -> None:
     make_verify_fail(monkeypatch, error)
-    assert first_line("verify", "shards") == (code, f"Error: {words}")
-    assert "Traceback" not in run("verify", "shards").stderr
-    for arguments in (["--debug", "verify", "shards"], ["verify", "shards", "--debug"]):
+    assert first_line("check", "shards", "--all") == (code, f"Error: {words}")
+    assert "Traceback" not in run("check", "shards", "--all").stderr
+    for arguments in (["--debug", "check", "shards", "--all"], ["check", "shards", "--all", "--debug"]):
         done = run(*arguments)
         assert done.exit_code == code
         assert done.stderr.startswith("Traceback (most recent call last):")
         assert f"Error: {words}" in done.stderr.splitlines()
-    done = run("verify", "shards", "--json")
+    done = run("check", "shards", "--all", "--json")
     assert done.exit_code == code
     assert json.loads(done.stdout) == {"error": {"type": kind, "message": words}}
     assert done.stderr.startswith(f"Error: {words}\n")
@@ -244,12 +246,14 @@ def test_a_bug_says_how_to_see_more_and_what_to_report(monkeypatch: pytest.Monke
     from penstock import __version__
 
     make_verify_fail(monkeypatch, ZeroDivisionError("by zero"))
-    advice = run("verify", "shards").stderr.splitlines()[1]
+    advice = run("check", "shards", "--all").stderr.splitlines()[1]
     assert advice.startswith("Run the same command with --debug to see the traceback, and report it")
     assert f"penstock {__version__}, Python {sys.version.split()[0]}" in advice
 
 
-@pytest.mark.parametrize("arguments", [["verfy", "--json"], ["verify", "--json"], ["verify", "shards", "--json", "-x"]])
+@pytest.mark.parametrize(
+    "arguments", [["chekc", "--json"], ["check", "--json"], ["check", "shards", "--all", "--json", "-x"]]
+)
 def test_what_the_parser_refuses_is_json_too(arguments: list[str]) -> None:
     done = run(*arguments)
     assert done.exit_code == 2
@@ -257,11 +261,12 @@ def test_what_the_parser_refuses_is_json_too(arguments: list[str]) -> None:
 
 
 def test_what_comes_after_two_dashes_is_an_argument(folder: Path) -> None:
-    assert first_line("verify", "--", "--debug") == (2, "Error: No such file or folder: --debug.")
+    assert first_line("check", "--", "--debug") == (2, "Error: No such file or folder: --debug.")
 
 
 @pytest.mark.parametrize(
-    ("command", "target"), [("verify", "shard.verify._verify_shard"), ("index", "shard.index_tars._index_archive")]
+    ("command", "target"),
+    [("check", "shard.verify._verify_shard"), ("index", "shard.index_tars._index_archive")],
 )
 def test_ctrl_c_stops_verify_and_index_with_130_and_leaves_everything_as_it_was(
     folder: Path, monkeypatch: pytest.MonkeyPatch, command: str, target: str
@@ -279,10 +284,10 @@ def test_ctrl_c_stops_verify_and_index_with_130_and_leaves_everything_as_it_was(
         if not sent:
             sent.append(True)
             os.kill(os.getpid(), signal.SIGINT)
-        return [] if command == "verify" else (None, [])
+        return [] if command == "check" else (None, [])
 
     monkeypatch.setattr(f"penstock.{target}", interrupted)
-    done = run(command, "shards", "-q", "--json")
+    done = run(command, "shards", "-q", "--json", *["--all"] * (command == "check"))
     assert (done.exit_code, done.stderr) == (130, "\nStopped.\n")
     assert json.loads(done.stdout) == {"error": {"type": "Stopped", "message": "Stopped."}}
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before

@@ -25,7 +25,7 @@ import sys, penstock
 assert 'numpy' not in sys.modules
 sys.stdout.isatty = lambda: {terminal}
 import penstock.cli
-for command in ('', 'convert', 'report', 'tune'):
+for command in ('', 'convert', 'index', 'inspect', 'check', 'tune'):
     try:
         penstock.cli.app([*command.split(), '--help'])
     except SystemExit as done:

@@ -56,7 +56,7 @@ def facts(output: str) -> dict[str, str]:
     return dict(re.findall(r"^(Storage|Order) +(.*)$", output, re.MULTILINE))
 
 
-@pytest.mark.parametrize("command", [("inspect",), ("tune", *TUNE)], ids=["inspect", "tune"])
+@pytest.mark.parametrize("command", [("inspect", "--storage"), ("tune", *TUNE)], ids=["inspect", "tune"])
 @pytest.mark.parametrize(
     ("where", "order"),
     [
@@ -83,7 +83,7 @@ def test_a_disk_gets_windows(command: tuple[str, ...], where: str, order: str, m
 @pytest.mark.parametrize("where", ["shards", "rows.npy", "raw.zarr"])
 def test_fast_random_reads_get_a_shuffle(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "measure_storage", lambda *_: NVME)
-    order = facts(run("inspect", where))["Order"]
+    order = facts(run("inspect", "--storage", where))["Order"]
     assert re.fullmatch(
         r"Shuffle\(\), mixing score \d\.\d\d of 1: random reads of an item reach 0\.\d\d of the speed in sequence\.",
         order,
@@ -98,37 +98,37 @@ def test_what_is_measured_is_an_item_or_a_compressed_chunk(data: Path, monkeypat
         return DISK
 
     monkeypatch.setattr(storage, "measure_storage", answer)
-    run("inspect", "rows.npy")
+    run("inspect", "--storage", "rows.npy")
     assert asked == {"files": ["rows.npy"], "item_bytes": 1000}
-    run("inspect", "raw.zarr")
+    run("inspect", "--storage", "raw.zarr")
     assert (len(asked["files"]), asked["item_bytes"]) == (12, 1000)
-    run("inspect", "packed.zarr")
+    run("inspect", "--storage", "packed.zarr")
     sizes = [path.stat().st_size for path in data.glob("packed.zarr/c/**/*") if path.is_file()]
     assert (len(asked["files"]), asked["item_bytes"]) == (12, sum(sizes) / 12)
-    run("inspect", "shards")
+    run("inspect", "--storage", "shards")
     assert asked["files"] == [f"shard_{number:06d}.tar" for number in range(3)]
     assert 1000 < asked["item_bytes"] < 4000
 
 
 def test_real_files_that_are_small_are_unknown_and_recordings_have_no_order() -> None:
     for where in ("shards", "rows.npy", "raw.zarr"):
-        found = json.loads(run("inspect", where, "--json"))
+        found = json.loads(run("inspect", "--storage", where, "--json"))
         assert found["storage"]["sequential"] is None
         is_memory = found["storage"]["unknown"] == "in memory: the file system is"
         assert is_memory or found["storage"]["unknown"].endswith(" MB are too few to measure")
         reason = "the files are in memory" if is_memory else "the speed is unknown, and "
         assert found["order"]["reason"].startswith(reason)
-    found = json.loads(run("inspect", "pair.npz", "--json"))
+    found = json.loads(run("inspect", "--storage", "pair.npz", "--json"))
     assert (found["order"], found["storage"]["sequential"]) == (None, None)
-    assert list(facts(run("inspect", "pair.npz"))) == ["Storage"]
-    assert facts(str(storage.look_at_storage("rows.npy"))) == facts(run("inspect", "rows.npy"))
+    assert list(facts(run("inspect", "--storage", "pair.npz"))) == ["Storage"]
+    assert facts(str(storage.look_at_storage("rows.npy"))) == facts(run("inspect", "--storage", "rows.npy"))
 
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_a_terminal_has_lines_that_fit_it(columns: int) -> None:
     leader, follower = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns), "NO_COLOR": "1"}
-    command = [sys.executable, "-m", "penstock", "inspect", "rows.npy"]
+    command = [sys.executable, "-m", "penstock", "inspect", "--storage", "rows.npy"]
     process = subprocess.Popen(command, stdout=follower, stderr=follower, env=environment)
     os.close(follower)
     said = b""

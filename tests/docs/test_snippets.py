@@ -151,14 +151,14 @@ def test_the_code_of_a_hidden_setup_is_run_in_its_place():
 
 def test_a_console_block_is_run_and_has_the_exit_code_that_the_page_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (snippet,) = _snippets("<!-- exit code 2 -->\n```console\n$ penstock verify nowhere\nhealthy\n```\n")
+    (snippet,) = _snippets("<!-- exit code 2 -->\n```console\n$ penstock check --all nowhere\nhealthy\n```\n")
     assert (snippet.code, snippet.output, snippet.exit_code) == (
-        "penstock verify nowhere\n",
-        "$ penstock verify nowhere\nhealthy\n",
+        "penstock check --all nowhere\n",
+        "$ penstock check --all nowhere\nhealthy\n",
         2,
     )
     shown, code = _run_commands(snippet.code)
-    assert shown.startswith("$ penstock verify nowhere\nError: ")
+    assert shown.startswith("$ penstock check --all nowhere\nError: ")
     assert code == 2
 
 

@@ -150,7 +150,7 @@ def test_the_order_and_the_faults_of_the_run_are_in_the_page(whole: tuple[str, P
     (fault,) = page.tables["Faults"][1:]
     assert fault[0] == "data.quarantine"
     assert fault[1].startswith("Item 40 of shard_000001.tar is in quarantine: the checksum of ")
-    assert "penstock verify " in fault[2]
+    assert "penstock check " in fault[2]
     assert "1 fault: Item 40 of shard_000001.tar is in quarantine" in page.text("#glance")
     assert "30 batches in 3 epochs, 300 items" in page.text("#glance")
 
@@ -339,31 +339,27 @@ def test_what_no_page_can_be_made_of_is_refused(tmp_path: Path, run_file: Path) 
     assert not (tmp_path / "page.html").exists()
 
 
-def test_the_command_writes_a_page_refuses_to_replace_one_and_prints_json(tmp_path: Path, run_file: Path) -> None:
-    def called(*arguments: str) -> Any:
-        return CliRunner().invoke(app, ["report", *arguments])
+def test_the_command_writes_a_page_and_prints_json(tmp_path: Path, run_file: Path) -> None:
+    def run(*arguments: str) -> Any:
+        return CliRunner().invoke(app, ["inspect", *arguments])
 
     page = str(tmp_path / "page.html")
-    done = called(str(run_file), "--output", page)
+    done = run(str(run_file), "--page", page)
     assert done.exit_code == 0, done.output
     assert f"Wrote {page}." in done.output
-    refused = called(str(run_file), "--output", page)
-    assert refused.exit_code == 2
-    assert "--overwrite" in refused.output
-    told = json.loads(called(str(run_file), "-o", page, "--overwrite", "--json", "--title", "T").stdout)
-    assert (told["page"], told["title"]) == (page, "T")
-    assert told["run"]["figures"]["batches"] == 30
-    assert told["shuffle"]["mixing"]["score"] == 0.0
-    assert [fault["name"] for fault in told["faults"]] == ["data.quarantine"]
-    assert Page(Path(page).read_text()).text("h1") == "T"
-    other = str(tmp_path / "other.html")
+    found = json.loads(run(str(run_file), str(run_file.parent / "damaged"), "--page", page, "--json").stdout)
+    assert (found["page"], found["dataset"]["items"]) == (page, 100)
+    assert found["run"]["figures"]["batches"] == 30
+    assert found["shuffle"]["mixing"]["score"] == 0.0
+    assert "data.quarantine" in [fault["name"] for fault in found["faults"]]
+    assert "Watched: 30 batches in 3 epochs" in run(str(run_file)).stdout
     (tmp_path / "foreign.json").write_text("{}")
     for arguments, words in (
         ((str(tmp_path / "nowhere"),), "No such file or folder"),
-        ((str(tmp_path / "foreign.json"),), "foreign.json is not a run file"),
-        ((str(run_file.parent), "--dataset", "x"), "--dataset needs a run file"),
+        ((str(tmp_path / "foreign.json"),), "Penstock does not read .json files"),
+        ((str(run_file), str(run_file)), "At most one place may be given, or a run file and its dataset"),
     ):
-        failed = called(*arguments, "-o", other)
+        failed = run(*arguments, "--page", str(tmp_path / "other.html"))
         assert failed.exit_code == 2
         assert words in failed.output
-    assert not Path(other).exists()
+    assert not (tmp_path / "other.html").exists()

@@ -47,7 +47,7 @@ def commands() -> dict[str, list[Any]]:
     said = {}
     for line in (
         "--help",
-        "verify shards",
+        "check shards --all",
         "inspect shards --png a.png",
         "convert shards -o again",
         "convert session.nwb -o out",

@@ -74,12 +74,12 @@ def test_commands_run_or_say_what_to_install(bare: dict[str, Any]) -> None:
     found = bare["commands"]
     assert {line: code for line, (code, *_) in found.items()} == {
         "--help": 0,
-        "verify shards": 0,
+        "check shards --all": 0,
         "inspect shards --png a.png": 1,
         "convert shards -o again": 0,
         "convert session.nwb -o out": 1,
     }
-    assert "20 items in 4 shards" in found["verify shards"][1]
+    assert "20 items in 4 shards" in found["check shards --all"][1]
     assert "pip install 'penstock[report]'" in found["inspect shards --png a.png"][2]
     assert "pip install 'penstock[nwb]'" in found["convert session.nwb -o out"][2]
 

@@ -20,28 +20,29 @@ __all__ = ["inspect_recording"]
 _KINDS = {"nwb": "NWB file", "npy": "array", "npz": "npz archive", "audio": "audio file", "volume": "OME-NGFF volume"}
 
 
-def inspect_recording(where: str, *, as_json: bool) -> None:
+def inspect_recording(where: str, *, storage: bool, as_json: bool) -> None:
     """Print what is in a recording, and the command that converts it."""
     from penstock.convert.describe import describe_recording  # noqa: PLC0415  # imports numpy
     from penstock.recipes.tune.storage import look_at_storage  # noqa: PLC0415
 
-    path, look = Path(where), look_at_storage(where)  # before anything is read into memory
+    path, look = Path(where), look_at_storage(where) if storage else None  # before anything is read into memory
     kind, contents = describe_recording(path)
     command, more = _suggest(path, kind, contents)
     if as_json:
         found = [{**asdict(content), "name": content.name} for content in contents]
         about = {"path": where, "kind": kind, "contents": found, "command": command, "further_fields": more}
-        print_json({**about, **look.to_dict()})
+        print_json(about if look is None else {**about, **look.to_dict()})
         return
     typer.echo(f"{where}: {_KINDS.get(kind, 'zarr store')}, {count(len(contents), 'entry')}")
     _print_contents(contents)
     for content in contents:
         if content.problem is not None:
             typer.echo(f"{content.path or where} cannot become a field: {content.problem}")
-    print_facts(look.rows)
+    if look is not None:
+        print_facts(look.rows)
     if kind in ("npy", "npz"):
         rows = " or ".join(sorted({f"{content.shape[0]:,}" for content in contents if content.problem is None}))
-        typer.echo(f"Each row is an item ({rows or 'none'} here); --whole-files makes each file one.")
+        typer.echo(f"Each row is an item ({rows or 'none'} here); --format files makes each file one.")
     if command is not None:
         typer.echo(f"Convert it:\n  {command}")
     elif kind == "volume":

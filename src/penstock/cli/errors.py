@@ -6,9 +6,6 @@
 4. Anything else is a bug: what it is, how to see the traceback and how to report it, 70.
 
 With `--json`, the error is also printed as one JSON document on stdout. With `--debug`, the traceback comes first.
-
-Messages of the package name arguments of Python (`sequence_length=100`); those of commands name options
-(`--sequence-length 100`).
 """
 
 import ast
@@ -109,13 +106,44 @@ class Commands(TyperGroup):
             raise _Raised(error, self.get_command(ctx, ctx.invoked_subcommand or "")) from error
 
 
+_VALUE = r"\([^()]*\)|\[[^\[\]]*\]|'[^']*'|\.\.\.|[\w+-]+(?:\.\w+)?"
+
+
+def name_options(message: str, command: Any) -> str:
+    """Return a message with the options of a command in place of the arguments of Python of the same name.
+
+    `shard_size must be`, `overwrite=True`, `fields=('a',)` become `--shard-size must be`, `--overwrite`, `--fields a`.
+    """
+    message = re.sub(r"StoreOptions\(((?:endpoint|region|anonymous)=[^()]*)\)", r"\1", message)
+    for parameter in command.params if command is not None else ():
+        name, option = parameter.name or "", next((opt for opt in parameter.opts if opt.startswith("--")), "")
+        if option:
+            plain = rf"(?<![\w/.'-]){name}"
+            message = re.sub(rf"{plain}=(?:True|\.\.\.)(?!\w)", option, message)
+            message = re.sub(rf"{plain}=({_VALUE})", lambda found: f"\0 {_write(found[1])}", message)
+            message = message.replace("\0", option)
+            subject = r"\b(?!=)" if "_" in name else r"(?= must | needs | and [\w-]+ must )"
+            message = re.sub(rf"{plain}{subject}", option, message)
+    return message
+
+
+def _write(value: str) -> str:
+    """Return a literal of Python as a word of the command line."""
+    try:
+        read = ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return value
+    return shlex.quote(",".join(map(str, read)) if isinstance(read, tuple | list) else str(read))
+
+
 def _report(error: BaseException, command: Any = None, *, debug: bool, as_json: bool) -> int:
     """Print an error and return the exit code."""
     if isinstance(error, BrokenPipeError) and not isinstance(error, PenstockError):
-        _discard_stdout()
+        with contextlib.suppress(OSError, ValueError):  # so that flushing stdout at exit prints no error
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _UNREAD
     kind, message, advice, code = _describe(error)
-    if command is not None and isinstance(error, PenstockError):
+    if isinstance(error, PenstockError):
         message = name_options(message, command)
     with contextlib.suppress(BrokenPipeError):
         if debug:
@@ -145,7 +173,7 @@ def _describe(error: BaseException) -> tuple[str, str, list[str], int]:
         return kind, "Out of memory. Use fewer workers, or smaller batches or shards.", [], _FAILED
     advice = [
         "Run the same command with --debug to see the traceback, and report it together with the command, the output "
-        f"of `penstock doctor --json` and this line: penstock {__version__}, Python {platform.python_version()}, "
+        f"of `penstock inspect --json` and this line: penstock {__version__}, Python {platform.python_version()}, "
         f"{platform.platform()}."
     ]
     return kind, f"This is a bug in Penstock: {kind}: {error}", advice, _BUG
@@ -170,56 +198,3 @@ def _describe_usage(error: BaseException) -> tuple[str, str, list[str], int]:
     examples = EXAMPLES.get(context.info_name or "", ())
     advice = [f"For example: {examples[0]}"] if examples else []
     return "UsageError", message, [*advice, f"Run '{context.command_path} --help' for all options."], _USAGE
-
-
-_VALUE = r"\([^()]*\)|\[[^\[\]]*\]|'[^']*'|\.\.\.|[\w+-]+(?:\.\w+)?"
-_OTHER_NAMES = {
-    "on_bad": "skip_bad",
-    "store": "anonymous",
-    "shard_size": "reshard",
-    "shard_bytes": "reshard",
-}
-
-
-def name_options(message: str, command: Any) -> str:
-    """Return a message of the package with the options of a command in place of the arguments of Python.
-
-    `shard_size must be`, `overwrite=True` and `fields=('a',)` become `--shard-size must be`, `--overwrite` and
-    `--fields a`. Arguments that are no options of the command, and names in quotes, stay as they are.
-    """
-    options = {parameter.name: parameter.opts[0] for parameter in command.params if parameter.opts[0].startswith("--")}
-    options |= {name: options[own] for name, own in _OTHER_NAMES.items() if name not in options and own in options}
-    flags = {parameter.opts[0] for parameter in command.params if getattr(parameter, "is_flag", False)}
-    if not options:
-        return message
-    name = rf"(?<![\w/.'-])({'|'.join(sorted(options, key=len, reverse=True))})"
-
-    def write_option(found: re.Match[str]) -> str:
-        option, value = options[found[1]], found[2]
-        return option if value == "..." or option in flags else f"{option} {_write_value(value)}"
-
-    message = re.sub(rf"StoreOptions\(({name}=(?:{_VALUE}))\)", r"\1", message)  # each of its fields is an option
-    message = re.sub(rf"{name}=({_VALUE})", write_option, message)
-    message = re.sub(r"(?<=, got )\([^()]*\)", lambda found: _write_value(found[0]), message)
-    # A word with an underscore is a name. Any other is one only as the subject of "must" or "needs", or joined to
-    # another.
-    message = re.sub(rf"{name}\b(?!=)", lambda found: options[found[1]] if "_" in found[1] else found[0], message)
-    begins = r"(?:(?<=^)|(?<=: )|(?<=\n  )|(?<=At most one of ))"
-    message = re.sub(rf"{begins}{name}(?= must | needs | and )", lambda found: options[found[1]], message)
-    message = re.sub(rf"(?<= and ){name}(?= must )", lambda found: options[found[1]], message)
-    return message.replace("--format files", "--whole-files") if "whole_files" in options else message
-
-
-def _write_value(value: str) -> str:
-    """Return a literal of Python as a word of the command line."""
-    try:
-        read = ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return value
-    return shlex.quote(",".join(map(str, read)) if isinstance(read, tuple | list) else str(read))
-
-
-def _discard_stdout() -> None:
-    """Redirect stdout to the null device, so that flushing it at exit prints no error."""
-    with contextlib.suppress(OSError, ValueError):  # stdout is not a file
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -5,15 +5,10 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.conversion.convert import convert
-from penstock.cli.conversion.edit import edit
-from penstock.cli.data import index, inspect, verify
-from penstock.cli.doctor import doctor
+from penstock.cli.convert import convert, index
 from penstock.cli.errors import EXIT_CODES, Commands
-from penstock.cli.groups import GroupedCommand
-from penstock.cli.options import format_examples
-from penstock.cli.report import report
-from penstock.cli.tune import tune
+from penstock.cli.look import check, inspect, tune
+from penstock.cli.options import PenstockCommand, format_examples
 from penstock.core.version import __version__
 
 __all__ = ["app", "run_script"]
@@ -49,8 +44,8 @@ def main(
     """Feed PyTorch training from scientific data that does not fit in memory."""
 
 
-for command in (convert, edit, index, inspect, verify, tune, report, doctor):
-    app.command(cls=GroupedCommand, epilog=format_examples(command.__name__))(command)
+for command in (convert, index, inspect, check, tune):
+    app.command(cls=PenstockCommand, epilog=format_examples(command.__name__))(command)
 
 
 def run_script() -> None:

@@ -4,14 +4,19 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from penstock.core.text import count
 from penstock.observe.progress import is_terminal
 
-__all__ = ["print_facts", "print_json", "print_report", "print_table", "tables_on"]
+if TYPE_CHECKING:
+    from penstock.observe.finding import Finding
+    from penstock.shard.index_tars import Problem
+
+__all__ = ["print_facts", "print_findings", "print_json", "print_problems", "print_table", "tables_on"]
 
 _LEVEL_STYLES = {"ok": "green", "note": "blue", "warning": "yellow", "problem": "bold red"}
 _LEVEL_WIDTH = len("warning")
@@ -64,18 +69,29 @@ def _replace_non_finite(value: Any) -> Any:
     return [_replace_non_finite(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
-def print_report(sections: Mapping[str, Sequence[Sequence[str]]]) -> None:
-    """Print sections of entries (level, text, advice, command); advice and command are shown below the text.
+def print_findings(findings: "Sequence[Finding]") -> None:
+    """Print findings by area, each with its advice and command below the text.
 
     On a terminal, text is wrapped to its width, and levels are coloured. A command stays one line, to be copied.
     """
     show = _print_entry if tables_on() else _echo_entry
-    for title, entries in sections.items():
-        if entries:
-            typer.secho(title, bold=tables_on() and not os.environ.get("NO_COLOR"))
-            for level, text, advice, command in entries:
-                show(level, text, advice, command if advice else "")
-            typer.echo()
+    for area in dict.fromkeys(finding.area for finding in findings):
+        typer.secho(area.capitalize(), bold=tables_on() and not os.environ.get("NO_COLOR"))
+        for finding in (one for one in findings if one.area == area):
+            advice = "" if finding.level == "ok" else finding.advice
+            show(finding.level, finding.text, advice, finding.command if advice else "")
+        typer.echo()
+
+
+def print_problems(problems: "Sequence[Problem]") -> None:
+    """List problems of shards on stderr."""
+    if tables_on(err=True):
+        rows = [(found.shard, "" if found.item is None else f"{found.item:,}", found.reason) for found in problems]
+        print_table(["Shard", "Item", "Problem"], rows, err=True)
+    else:
+        for problem in problems:
+            typer.echo(str(problem), err=True)
+    typer.echo(count(len(problems), "problem"), err=True)
 
 
 def _echo_entry(level: str, text: str, advice: str, command: str) -> None:

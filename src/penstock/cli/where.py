@@ -7,9 +7,20 @@ from pathlib import Path
 
 from penstock.core.errors import SourceError
 from penstock.core.text import about_unread, count
+from penstock.files.regular import open_regular
 from penstock.files.stores.url import is_url, parse_place
 
-__all__ = ["check_archives", "check_dataset", "check_exists", "check_input", "is_recording", "is_source", "is_store"]
+__all__ = [
+    "check_archives",
+    "check_dataset",
+    "check_exists",
+    "check_input",
+    "is_dataset",
+    "is_recording",
+    "is_run",
+    "is_source",
+    "is_store",
+]
 
 _MANIFEST = "dataset_metadata.json"  # shard.manifest has it too, and imports numpy
 _TARS = (".tar", ".tgz")
@@ -17,13 +28,28 @@ _RECORDINGS = (".nwb", ".npz", ".npy", ".zarr", ".flac", ".mp3", ".ogg", ".wav")
 _ZARR = ("zarr.json", ".zgroup", ".zarray")
 
 
+def is_dataset(where: str) -> bool:
+    """Return whether a dataset of shards is at a path; its reader reports what is wrong with it. True for a URL."""
+    path = Path(where)
+    indexed = path.is_file() and path.with_name(f"{path.name}.metadata.json").exists()
+    return (_is_pattern(where) and not is_source(where)) or indexed or (path / _MANIFEST).exists()
+
+
+def is_run(where: str) -> bool:
+    """Return whether a path is that of a run file, as `Watch.save` writes it."""
+    path = Path(where)
+    if is_url(where) or not path.is_file() or path.suffix != ".json":
+        return False
+    with open_regular(path) as file:
+        return b'"penstock_run"' in file.read(64)
+
+
 def check_dataset(where: str) -> None:
     """Raise SourceError, with what to do, if there is no dataset at a path."""
     _check_url(where)
+    if is_dataset(where):
+        return
     path = Path(where)
-    indexed = path.is_file() and path.with_name(f"{path.name}.metadata.json").exists()
-    if _is_pattern(where) or indexed or (path / _MANIFEST).exists():
-        return  # its reader reports what is wrong with it
     check_exists(where)
     raise SourceError(_about_folder(path) if path.is_dir() else _about_file(path))
 

@@ -156,7 +156,7 @@ def gather_report(*, dataset: _Path | None = None, run: _Path | None = None, tit
     given = [str(place) for place in (run, dataset) if place is not None]
     made = {
         "penstock": __version__,
-        "command": f"penstock report {shlex.join(given[:1])}{' --dataset ' * len(given[1:])}{shlex.join(given[1:])}",
+        "command": f"penstock inspect {shlex.join(given)} --page FILE",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "seed": None if shuffle is None else shuffle.get("seed"),
         "order_hash": None if shuffle is None else shuffle.get("order_hash"),
@@ -266,7 +266,7 @@ def _read_items(where: str) -> tuple[dict[int, dict[str, Any]], list[Finding]]:
 
 
 def _check_command(where: object) -> str:
-    return f"penstock verify {shlex.quote(str(where))}"
+    return f"penstock check {shlex.quote(str(where))} --all"
 
 
 def _dataset_faults(facts: dict[str, Any] | None) -> list[Finding]:

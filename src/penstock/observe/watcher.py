@@ -254,7 +254,7 @@ class Watch(Generic[T]):
         plot_watch(self._traces, self._times, self.to_dict(), path)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a run file, from which `penstock report` makes a page; atomic.
+        """Write a run file, from which `penstock inspect --page` makes a page; atomic.
 
         It holds the figures and their course over time, the recorded values, the stages of a loader observed by
         `Timings`, and the plan of the loader, if it has one. Less than 1 MB of JSON, however long the run was.

@@ -332,7 +332,7 @@ def _check_replaceable(target: Target, name: str, elsewhere: Url | None) -> None
         return
     if found.shard_size is not None:
         raise SourceError(
-            f"{target.place} was written by Penstock and already has an index. Run `penstock verify` to check it, or "
+            f"{target.place} was written by Penstock and already has an index. Check it with `penstock check`, or "
             f"remove {name} to index the archives again."
         )
     if found.archives != elsewhere:

@@ -41,7 +41,7 @@ def summarize(manifest: Manifest) -> dict[str, Any]:
 def find_problems(manifest: Manifest, archives: RemoteFolder | None = None) -> list[str]:
     """Return the shards that are missing or have changed size, and parts of the same split that were not published.
 
-    `penstock verify` checks every byte.
+    `penstock check --all` checks every byte.
     """
     if archives is None:
         found = [problem for shard in manifest.shards if (problem := find_problem(manifest, shard))]

@@ -143,13 +143,10 @@ def test_whole_arrays_are_items_of_their_own_shapes(tmp_path: Path) -> None:
         np.save(tmp_path / "in" / f"{number}.npy", np.full((number + 1, 2), number, np.float32))
     pattern = str(tmp_path / "in" / "*.npy")
     assert "21 items" in run(pattern, "-o", str(tmp_path / "rows")).output
-    done = run(pattern, "-o", str(tmp_path / "out"), "--whole-files")
+    done = run(pattern, "-o", str(tmp_path / "out"), "--format", "files")
     assert "6 items in 1 shard" in done.output
     for number, array in enumerate(block(tmp_path / "out")["data"]):
         np.testing.assert_array_equal(array, np.full((number + 1, 2), number, np.float32))
-    done = run(pattern, "-o", str(tmp_path / "out"), "--whole-files", "--format", "npy")
-    assert done.exit_code == 2
-    assert "--whole-files must be given without --format" in done.output
 
 
 def test_the_arrays_of_whole_archives_are_fields(tmp_path: Path) -> None:

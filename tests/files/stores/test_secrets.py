@@ -85,17 +85,17 @@ DOORS: dict[str, Callable[[str], Any]] = {
     "cache": lambda url: ps.TarSource("s3://bucket/x", cache=url),
     "endpoint": lambda url: ps.StoreOptions(endpoint=url),
     "write_report": lambda url: ps.write_report("out.html", dataset=url),
-    "doctor": ps.doctor.examine,
+    "doctor": ps.observe.examine,
     "penstock convert": lambda url: run("convert", url, "--output", "out"),
     "penstock convert --output": lambda url: run("convert", "x.npy", "--output", url),
     "penstock index": lambda url: run("index", url),
     "penstock inspect": lambda url: run("inspect", url),
-    "penstock verify": lambda url: run("verify", url),
-    "penstock edit": lambda url: run("edit", url, "--output", "out"),
+    "penstock check --all": lambda url: run("check", url, "--all"),
+    "penstock convert --where": lambda url: run("convert", url, "--output", "out", "--where", "x > 1"),
     "penstock tune": lambda url: run("tune", url),
-    "penstock report": lambda url: run("report", url, "--output", "out.html"),
-    "penstock doctor": lambda url: run("doctor", url),
-    "penstock doctor --endpoint": lambda url: run("doctor", "s3://bucket/x", "--endpoint", url),
+    "penstock inspect --page": lambda url: run("inspect", url, "--page", "out.html"),
+    "penstock check": lambda url: run("check", url),
+    "penstock check --endpoint": lambda url: run("check", "s3://bucket/x", "--endpoint", url),
 }
 
 

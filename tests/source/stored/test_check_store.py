@@ -1,4 +1,4 @@
-"""What `penstock verify` finds in a zarr store, and what it says about checksums."""
+"""What `penstock check --all` finds in a zarr store, and what it says about checksums."""
 
 import os
 from pathlib import Path

@@ -47,7 +47,7 @@ class StorageCosts:
         return (
             f"{format_bytes(self.stored_bytes)} in an object store and {cache}, at "
             f"{self.prices.usd_per_1000_requests:g} USD per 1,000 requests and {self.prices.usd_per_gb:g} USD per GB "
-            "(the defaults are an example: S3 within a region; set --request-price, --transfer-price)."
+            "(an example: S3 within a region; plan.mixing(...).costs takes other prices)."
         )
 
     def _describe(self, costs: EpochCosts) -> str:

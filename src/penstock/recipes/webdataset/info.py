@@ -52,7 +52,7 @@ class ShardedDatasetInfo:
         return {**summarize(self.manifest), "problems": self.problems()}
 
     def problems(self) -> list[str]:
-        """Return missing shards and those whose size has changed; `penstock verify` reads every byte."""
+        """Return missing shards and those whose size has changed; `penstock check --all` reads every byte."""
         return find_problems(self.manifest, self._archives)
 
     def print_summary(self, out: TextIO | None = None) -> None:

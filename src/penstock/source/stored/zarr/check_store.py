@@ -1,4 +1,4 @@
-"""Whether every chunk of a zarr store can be read, and which of its arrays have checksums: `penstock verify STORE`."""
+"""Whether every chunk of a zarr store can be read, and which arrays have checksums: `penstock check STORE --all`."""
 
 import json
 import os

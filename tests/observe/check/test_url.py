@@ -1,4 +1,4 @@
-"""What `penstock doctor URL` finds: the server, the shards, the arrays; and that it ends when nobody answers."""
+"""What `penstock check URL` finds: the server, the shards, the arrays; and that it ends when nobody answers."""
 
 import shutil
 import time
@@ -13,14 +13,14 @@ from penstock_remote import Endpoint
 from penstock_test_shards import uniform, write
 
 from penstock.core.errors import OptionError
-from penstock.doctor import Finding, examine
-from penstock.doctor.url import examine_url
 from penstock.files.stores.options import StoreOptions
 from penstock.files.stores.url import Url
+from penstock.observe import Finding, examine
+from penstock.observe.check.url import examine_url
 
 
 def look(url: Url, store: StoreOptions | None) -> dict[str, Finding]:
-    return {finding.check: finding for finding in examine_url(url, store, lambda *_: None)}
+    return {finding.name: finding for finding in examine_url(url, store, lambda *_: None)}
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_a_dataset_that_is_whole(there: Endpoint) -> None:
         "data.manifest": "ok",
         "data.shards": "ok",
     }
-    assert found["data.manifest"].found.startswith("23 items in 6 shards")
+    assert found["data.manifest"].text.startswith("23 items in 6 shards")
     assert found["storage.requests"].facts["bytes_per_second"] > 0
 
 
@@ -58,22 +58,22 @@ def test_what_is_broken_is_a_problem(there: Endpoint, damage: Any, check: str, m
     damage(there.folder / "set")
     found = look(there.url / "set", there.options)
     assert found[check].level == "problem"
-    assert message in found[check].found
+    assert message in found[check].text
 
 
 def test_arrays_of_a_zarr_store_are_opened(there: Endpoint) -> None:
     zarr.create_group(there.folder / "a.zarr").create_array("x", data=np.zeros((4, 2)))
     found = look(there.url / "a.zarr", there.options)
-    assert found["data.store"].found == "A zarr store of 1 array; can be opened: x float64 (4, 2)."
+    assert found["data.store"].text == "A zarr store of 1 array; can be opened: x float64 (4, 2)."
 
 
 def test_a_server_that_is_down_or_refuses_is_said_in_time(there: Endpoint) -> None:
     wrong = replace(there.options, credentials=lambda: {"access_key_id": "a", "secret_access_key": "b"})
-    assert "403" in look(there.url / "set", wrong)["storage.requests"].found
+    assert "403" in look(there.url / "set", wrong)["storage.requests"].text
     nobody = StoreOptions(endpoint="http://127.0.0.1:9", region="us-east-1", anonymous=True, deadline_seconds=2)
     began = time.monotonic()
     found = look(Url("s3://bucket/set"), nobody)["storage.requests"]
-    assert (found.level, "connection refused" in found.found) == ("problem", True)
+    assert (found.level, "connection refused" in found.text) == ("problem", True)
     assert time.monotonic() - began < 60
 
 

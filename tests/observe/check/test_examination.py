@@ -1,4 +1,4 @@
-"""The whole examination, with its other process: `penstock doctor` as a person and as a program sees it."""
+"""The whole examination, with its other process: `penstock inspect` as a person and as a program sees it."""
 
 import json
 import os
@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 import penstock as ps
 from penstock.cli import app
 from penstock.core.errors import SourceError
-from penstock.doctor import examine
-from penstock.doctor.probe import run_probe
-from tests.doctor.look import tree
+from penstock.observe import examine
+from penstock.observe.check.probe import run_probe
+from tests.observe.check.look import tree
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -29,35 +29,37 @@ def shards(tmp_path: Path) -> Path:
 
 def test_json_is_one_document_whose_keys_are_documented(shards: Path) -> None:
     before = tree(shards)
-    done = CliRunner().invoke(app, ["doctor", str(shards), "--json"])
-    assert done.exit_code == 0, done.output
+    found, machine = (
+        json.loads(CliRunner().invoke(app, words).stdout)
+        for words in (["check", str(shards), "--json"], ["inspect", "--json"])
+    )
     assert tree(shards) == before
-    found = json.loads(done.stdout)
-    assert list(found) == ["penstock", "where", "worst", "counts", "findings"]
-    assert found["where"] == str(shards)
+    assert list(found) == list(machine) == ["penstock", "where", "worst", "counts", "findings"]
+    assert (found["where"], machine["where"]) == (str(shards), None)
     assert found["counts"]["problem"] == 0
-    text = (ROOT / "docs" / "reference" / "cli.md").read_text().split("## penstock doctor")[1].split("\n## ")[0]
+    text = (ROOT / "docs" / "reference" / "cli.md").read_text().split("### Findings")[1].split("\n## ")[0]
     assert all(f"`{key}`" in text for key in (*found, *found["findings"][0]))
-    source = "".join(path.read_text() for path in (ROOT / "src" / "penstock" / "doctor").glob("*.py"))
-    checks = set(re.findall(r'"((?:installation|machine|storage|data)\.\w+)"', source))
-    assert {finding["check"] for finding in found["findings"]} <= checks
-    assert checks == set(re.findall(r"^\| `((?:installation|machine|storage|data)\.\w+)` \|", text, re.M))
-    answers = next(entry for entry in found["findings"] if entry["check"] == "machine.start_methods")["facts"]
+    folder = ROOT / "src" / "penstock" / "observe" / "check"
+    source = "".join(path.read_text() for path in folder.glob("*.py"))
+    names = set(re.findall(r'"((?:installation|machine|storage|data)\.\w+)"', source))
+    assert {finding["name"] for finding in [*found["findings"], *machine["findings"]]} <= names
+    assert names == set(re.findall(r"^\| `((?:installation|machine|storage|data)\.\w+)` \|", text, re.M))
+    answers = next(entry for entry in machine["findings"] if entry["name"] == "machine.start_methods")["facts"]
     assert sorted(answers["seconds"]) == ["fork", "forkserver", "spawn"]
 
 
 def test_a_problem_is_printed_with_what_to_do_and_the_code_is_1(shards: Path) -> None:
     (shards / "shard_000001.tar").unlink()
-    done = CliRunner().invoke(app, ["doctor", str(shards), "--quiet"])
+    done = CliRunner().invoke(app, ["check", str(shards), "--quiet"])
     assert done.exit_code == 1
     assert re.search(r"^  problem  1 shard of 4: shard_000001\.tar is missing\.$", done.stdout, re.M)
-    assert f"           $ penstock verify {shards}\n" in done.stdout
+    assert f"           $ penstock check {shards} --all\n" in done.stdout
     assert "\n1 problem" in done.stdout
-    assert re.findall(r"^(\w+)$", done.stdout, re.M) == ["Installation", "Machine", "Storage", "Data"]
+    assert re.findall(r"^(\w+)$", done.stdout, re.M) == ["Data"]
 
 
 def test_a_path_that_does_not_exist_is_2_and_named(shards: Path) -> None:
-    done = CliRunner().invoke(app, ["doctor", f"{shards}s"])
+    done = CliRunner().invoke(app, ["check", f"{shards}s"])
     assert done.exit_code == 2
     assert "No such file or folder" in done.stderr
     assert f"Did you mean {shards}?" in done.stderr

@@ -9,11 +9,11 @@ from typing import Any
 
 from penstock.core.errors import DamageError, PenstockError, SourceError
 from penstock.core.text import cause, count
-from penstock.doctor.dataset import list_some
-from penstock.doctor.finding import Finding, Progress
 from penstock.files.stores.options import StoreOptions
 from penstock.files.stores.store import open_store
 from penstock.files.stores.url import Url
+from penstock.observe.check.dataset import list_some
+from penstock.observe.finding import Finding, Progress
 from penstock.shard.places.open_dataset import open_dataset
 from penstock.shard.summary import find_problems
 from penstock.source.stored.folders import Folders
@@ -49,24 +49,24 @@ def examine_url(url: Url, options: StoreOptions | None, progress: Progress) -> I
         found = f"{items} in {shards}, {size / 1e6:,.1f} MB; the manifest is whole."
         facts = {"items": manifest.n_items, "shards": len(manifest.shards), "bytes": size}
         facts_of_it: dict[str, Any] = {**facts, "fingerprint": manifest.fingerprint}
-        yield Finding("data.manifest", "ok", found, where=str(url), facts=facts_of_it)
+        yield Finding("data.manifest", "ok", found, facts=facts_of_it)
         yield _judge_shards(url, find_problems(manifest, archives))
         archives.close()
     except SourceError as error:
         yield from _examine_store(url, store, error)
     except DamageError as error:
-        yield Finding("data.manifest", "problem", cause(error), "Upload it again.", where=str(url))
+        yield Finding("data.manifest", "problem", cause(error), "Upload it again.")
     except PenstockError as error:
-        yield Finding("storage.requests", "problem", cause(error), _REACH, where=str(url))
+        yield Finding("storage.requests", "problem", cause(error), _REACH)
 
 
 def _judge_shards(url: Url, problems: list[str]) -> Finding:
     facts = {"problems": problems[:100]}
     if not problems:
-        return Finding("data.shards", "ok", "All shards are there, with the right sizes.", where=str(url), facts=facts)
+        return Finding("data.shards", "ok", "All shards are there, with the right sizes.", facts=facts)
     found = f"{count(len(problems), 'shard')} of the manifest: {list_some(problems)}."
-    command = f"penstock verify {shlex.quote(str(url))}"
-    return Finding("data.shards", "problem", found, "Upload them again.", command, str(url), facts)
+    command = f"penstock check {shlex.quote(str(url))} --all"
+    return Finding("data.shards", "problem", found, "Upload them again.", command, facts)
 
 
 def _examine_requests(url: Url, name: str, options: StoreOptions) -> Iterator[Finding]:
@@ -91,7 +91,7 @@ def _examine_requests(url: Url, name: str, options: StoreOptions) -> Iterator[Fi
         f"MB/s, in pieces of {n_bytes / 1e6:,.1f} MB. A loader has {options.connections}."
     )
     facts = {"seconds": waits, "bytes_per_second": speed, "piece_bytes": n_bytes, "pieces": len(speeds)}
-    yield Finding("storage.requests", "ok", found, where=str(url), facts=facts)
+    yield Finding("storage.requests", "ok", found, facts=facts)
 
 
 def _examine_store(url: Url, options: StoreOptions, missing: SourceError) -> Iterator[Finding]:
@@ -103,10 +103,10 @@ def _examine_store(url: Url, options: StoreOptions, missing: SourceError) -> Ite
         opened = {name: open_array(folder / name if name else folder) for name in listed[:_MOST_ARRAYS]}
         shapes = [f"{name or 'the array'} {array.dtype} {array.shape}" for name, array in opened.items()]
     except SourceError:
-        yield Finding("data.kind", "problem", cause(missing), "Check the URL.", where=str(url))
+        yield Finding("data.kind", "problem", cause(missing), "Check the URL.")
         return
     except PenstockError as error:
-        yield Finding("storage.requests", "problem", cause(error), _REACH, where=str(url))
+        yield Finding("storage.requests", "problem", cause(error), _REACH)
         return
     found = f"A zarr store of {count(len(listed), 'array')}; can be opened: {list_some(shapes)}."
-    yield Finding("data.store", "ok", found, where=str(url), facts={"arrays": shapes})
+    yield Finding("data.store", "ok", found, facts={"arrays": shapes})

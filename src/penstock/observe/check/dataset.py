@@ -13,9 +13,9 @@ import numpy as np
 
 from penstock.core.errors import PenstockError
 from penstock.core.text import count
-from penstock.doctor.finding import Finding, Progress
-from penstock.doctor.listing import Listing
+from penstock.observe.check.listing import Listing
 from penstock.observe.faults import read_quarantine
+from penstock.observe.finding import Finding, Progress
 from penstock.shard.manifest import MANIFEST, Manifest
 from penstock.shard.places.archives import ARCHIVE
 from penstock.shard.side_index import index_name
@@ -65,12 +65,10 @@ def examine_dataset(path: Path, where: str, listing: Listing, progress: Progress
         "fingerprint": manifest.fingerprint,
         "indexed": is_indexed,
     }
-    yield Finding("data.manifest", "ok", found, where=str(path), facts=facts)
+    yield Finding("data.manifest", "ok", found, facts=facts)
     if manifest.archives is not None:
         found = f"The shards are at {manifest.archives}, and were not looked at."
-        yield Finding(
-            "data.shards", "note", found, "Read them all.", f"penstock verify {shlex.quote(where)}", where=where
-        )
+        yield Finding("data.shards", "note", found, "Read them all.", f"penstock check {shlex.quote(where)} --all")
     else:
         yield from _examine_content(manifest, where, progress)
     yield from _examine_table(manifest, path, where)
@@ -91,9 +89,9 @@ def _make_manifest_problem(path: Path, where: str, error: Exception) -> Finding:
     archives = path.name == MANIFEST and "penstock index" in str(error)
     if archives:
         command = f"penstock index {shlex.quote(where)}"
-        return Finding("data.manifest", "problem", str(error), "Index the archives.", command, where=str(path))
+        return Finding("data.manifest", "problem", str(error), "Index the archives.", command)
     advice = "Copy the file again from where the dataset came from, or convert the recordings again."
-    return Finding("data.manifest", "problem", str(error), advice, where=str(path))
+    return Finding("data.manifest", "problem", str(error), advice)
 
 
 def _examine_shards(manifest: Manifest, where: str, progress: Progress) -> Iterator[Finding]:
@@ -113,25 +111,25 @@ def _examine_shards(manifest: Manifest, where: str, progress: Progress) -> Itera
         if time.monotonic() > until:
             break
     whole = "all" if n_done == total else f"{n_done:,} of {total:,}"
-    verify = f"penstock verify {shlex.quote(where)}"
+    verify = f"penstock check {shlex.quote(where)} --all"
     facts = {"checked": n_done, "shards": total, "problems": wrong[:100], "without_index": unindexed[:100]}
     if wrong:
         found = f"{count(len(wrong), 'shard')} of {n_done:,}: {list_some(wrong)}."
-        advice = "Copy these shards and their .index files again; `penstock verify` lists every item that is damaged."
-        yield Finding("data.shards", "problem", found, advice, verify, where=where, facts=facts)
+        advice = (
+            "Copy these shards and their .index files again; `penstock check --all` lists every item that is damaged."
+        )
+        yield Finding("data.shards", "problem", found, advice, verify, facts=facts)
     if unindexed:
         found = f"Side indexes that are missing: {list_some(unindexed)}."
         if manifest.shard_size is None:
             command = f"penstock index {shlex.quote(where)}"
-            yield Finding(
-                "data.shards", "problem", found, "Index the archives again.", command, where=where, facts=facts
-            )
+            yield Finding("data.shards", "problem", found, "Index the archives again.", command, facts=facts)
         else:
             advice = "Copy them again: a dataset is all files of its folder."
-            yield Finding("data.shards", "problem", found, advice, verify, where=where, facts=facts)
+            yield Finding("data.shards", "problem", found, advice, verify, facts=facts)
     if not wrong and not unindexed:
         found = f"The shards and their side indexes are there, with the right sizes ({whole} looked at)."
-        yield Finding("data.shards", "ok", found, where=where, facts=facts)
+        yield Finding("data.shards", "ok", found, facts=facts)
 
 
 def _examine_checksums(manifest: Manifest, where: str, progress: Progress) -> Finding:
@@ -143,7 +141,7 @@ def _examine_checksums(manifest: Manifest, where: str, progress: Progress) -> Fi
         progress("Comparing checksums", "bytes", done, 0, "")
 
     sample = verify_sample(manifest, max_bytes=_MOST_BYTES, max_seconds=_MOST_SECONDS, progress=advance)
-    command = f"penstock verify {shlex.quote(where)}"
+    command = f"penstock check {shlex.quote(where)} --all"
     facts: dict[str, Any] = {
         "shards": sample.n_shards,
         "items": sample.n_items,
@@ -159,18 +157,17 @@ def _examine_checksums(manifest: Manifest, where: str, progress: Progress) -> Fi
             "data.checksums",
             "ok",
             f"{look}: no difference.",
-            "To compare every byte, run `penstock verify`.",
+            "To compare every byte, run `penstock check --all`.",
             command,
-            where=where,
             facts=facts,
         )
-    advice = "Run `penstock verify` to find all of them, then copy these shards and their .index files again."
+    advice = "Run `penstock check --all` to find all of them, then copy these shards and their .index files again."
     if manifest.shard_size is None:
         advice = (
             "If the archives were changed on purpose, index them again (`penstock index`); if not, copy them again."
         )
     listed = list_some([str(problem) for problem in sample.problems])
-    return Finding("data.checksums", "problem", f"{look}. {listed}.", advice, command, where=where, facts=facts)
+    return Finding("data.checksums", "problem", f"{look}. {listed}.", advice, command, facts=facts)
 
 
 def _examine_table(manifest: Manifest, path: Path, where: str) -> Iterator[Finding]:
@@ -179,7 +176,7 @@ def _examine_table(manifest: Manifest, path: Path, where: str) -> Iterator[Findi
     if not table.exists() and len(manifest.shards) < _TABLE_FROM:
         return
     if read_table(path) is not None:
-        yield Finding("data.cache", "ok", f"{table.name} makes opening quick, and is up to date.", where=str(table))
+        yield Finding("data.cache", "ok", f"{table.name} makes opening quick, and is up to date.")
         return
     state = "is of another manifest, or damaged" if table.exists() else "is missing"
     advice = "Nothing: the manifest is read instead, which takes longer. Copy the file with the dataset, or write it "
@@ -187,9 +184,9 @@ def _examine_table(manifest: Manifest, path: Path, where: str) -> Iterator[Findi
     found = f"{table.name}, a cache of the manifest, {state}."
     if manifest.shard_size is None:
         command = f"penstock index {shlex.quote(where)}"
-        yield Finding("data.cache", "note", found, "Index the archives again.", command, where=str(table))
+        yield Finding("data.cache", "note", found, "Index the archives again.", command)
     else:
-        yield Finding("data.cache", "note", found, advice, where=str(table))
+        yield Finding("data.cache", "note", found, advice)
 
 
 def _examine_orphans(manifest: Manifest, path: Path, listing: Listing) -> Iterator[Finding]:
@@ -203,7 +200,7 @@ def _examine_orphans(manifest: Manifest, path: Path, listing: Listing) -> Iterat
         if (ARCHIVE.search(name.removesuffix(".index"))) and name not in known and not name.startswith(".")
     ]
     if not strays:
-        yield Finding("data.orphans", "ok", "Every archive in the folder is listed in the manifest.", where=str(path))
+        yield Finding("data.orphans", "ok", "Every archive in the folder is listed in the manifest.")
         return
     shown = " ".join(shlex.quote(str(listing.folder / name)) for name in strays[:20])
     more = " The command names the first 20." if len(strays) > 20 else ""
@@ -214,7 +211,6 @@ def _examine_orphans(manifest: Manifest, path: Path, listing: Listing) -> Iterat
         "They are never read. Move them to another folder, or, if a dataset is to hold them, index them there "
         f"(`penstock index`). To remove them for good, use this command.{more}",
         f"rm -- {shown}",
-        where=str(listing.folder),
         facts={"count": len(strays), "files": strays[:100]},
     )
 
@@ -229,8 +225,7 @@ def _examine_quarantine(manifest: Manifest, where: str) -> Iterator[Finding]:
         "warning",
         f"Trainings have replaced {count(listed['count'], 'bad item')}, which {path.name} lists.",
         "See whether they are still damaged, copy their shards again, then remove the list.",
-        f"penstock verify {shlex.quote(where)}",
-        where=str(path),
+        f"penstock check {shlex.quote(where)} --all",
         facts={"count": listed["count"]},
     )
 
@@ -249,7 +244,6 @@ def examine_permissions(listing: Listing, names: "list[str] | tuple[str, ...]") 
             f"{count(len(unreadable), 'file')} cannot be read: {list_some(unreadable)}.",
             "Allow yourself to read them." if own else "Ask their owner to let you read them (chmod go+r).",
             f"chmod u+r -- {shown}" if own else f"ls -l -- {shown}",
-            where=str(folder),
             facts={"unreadable": unreadable[:100]},
         )
     status = folder.stat()
@@ -265,13 +259,12 @@ def examine_permissions(listing: Listing, names: "list[str] | tuple[str, ...]") 
             if own
             else "Ask its owner to take the permission away (chmod o-w).",
             f"chmod o-w -- {shlex.quote(str(folder))}" if own else "",
-            where=str(folder),
             facts=facts,
         )
     elif not facts["writable"]:
         found = f"{folder} can be read, but not written (mode {mode:o})."
         advice = "Nothing, for training. A list of bad items goes elsewhere with `quarantine=`."
-        yield Finding("data.permissions", "note", found, advice, where=str(folder), facts=facts)
+        yield Finding("data.permissions", "note", found, advice, facts=facts)
     elif not unreadable:
         found = f"{folder} can be read and written (mode {mode:o})."
-        yield Finding("data.permissions", "ok", found, where=str(folder), facts=facts)
+        yield Finding("data.permissions", "ok", found, facts=facts)

@@ -11,11 +11,11 @@ import zarr
 from penstock_test_processes import run_isolated
 
 import penstock as ps
-from penstock.doctor import dataset, listing
-from penstock.doctor.folder import examine_data
+from penstock.observe.check import dataset, listing
+from penstock.observe.check.folder import examine_data
 from penstock.shard import manifest as manifests
 from penstock.shard.verify import verify_sample, verify_shards
-from tests.doctor.look import find, look, run_command, tree
+from tests.observe.check.look import find, look, run_command, tree
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def change(path: Path, at: int) -> None:
 
 def test_a_healthy_dataset_is_ok_and_nothing_in_it_changes(shards: Path) -> None:
     before = tree(shards)
-    findings = {finding.check: finding for finding in examine_data(str(shards), lambda *_: None)}
+    findings = {finding.name: finding for finding in examine_data(str(shards), lambda *_: None)}
     assert {finding.level for finding in findings.values()} == {"ok"}
     assert findings["data.manifest"].facts["items"] == 100
     assert findings["data.shards"].facts == {"checked": 4, "shards": 4, "problems": [], "without_index": []}
@@ -53,7 +53,7 @@ def test_a_damaged_item_of_the_sample_is_named_and_verify_finds_it(shards: Path)
     found = look(shards)
     assert list(found) == ["data.checksums"]
     assert found["data.checksums"].level == "problem"
-    assert "shard_000001.tar, item 25: the checksum of 'x.npy'" in found["data.checksums"].found
+    assert "shard_000001.tar, item 25: the checksum of 'x.npy'" in found["data.checksums"].text
     assert "item 25" in run_command(found["data.checksums"], code=1)
 
 
@@ -62,14 +62,14 @@ def test_a_file_that_is_missing_is_a_problem_that_is_named_once(shards: Path, na
     (shards / name).unlink()
     found = look(shards)
     assert list(found) == ["data.shards"]
-    assert name in found["data.shards"].found
+    assert name in found["data.shards"].text
     assert name in run_command(found["data.shards"], code=1)
 
 
 def test_a_shard_of_another_size_is_a_problem(shards: Path) -> None:
     os.truncate(shards / "shard_000003.tar", 1024)
     found = look(shards)["data.shards"]
-    assert "shard_000003.tar has 1024 bytes, but 52224 were written" in found.found
+    assert "shard_000003.tar has 1024 bytes, but 52224 were written" in found.text
 
 
 def test_a_sample_is_bounded_in_bytes_and_reads_compressed_shards_as_a_whole(shards: Path, tmp_path: Path) -> None:
@@ -146,9 +146,9 @@ def test_a_cache_of_a_large_manifest_that_is_stale_or_missing_is_a_note(
     ps.create_shards_from_arrays(tmp_path / "own", {"x": np.arange(9)}, shard_size=3)
     assert find(tmp_path / "own", "data.cache").level == "ok"
     change(tmp_path / "own" / "dataset_metadata.shards", 40)
-    assert "damaged" in look(tmp_path / "own")["data.cache"].found
+    assert "damaged" in look(tmp_path / "own")["data.cache"].text
     (tmp_path / "own" / "dataset_metadata.shards").unlink()
-    assert "missing" in look(tmp_path / "own")["data.cache"].found
+    assert "missing" in look(tmp_path / "own")["data.cache"].text
 
 
 def test_items_in_quarantine_are_a_warning(shards: Path) -> None:
@@ -156,7 +156,7 @@ def test_items_in_quarantine_are_a_warning(shards: Path) -> None:
     rows = ps.TarSource(shards, on_error="substitute").take(np.arange(100))["x"]
     assert np.flatnonzero(rows[:, 0] != 2 * np.arange(100)).tolist() == [25]
     found = look(shards)
-    assert found["data.quarantine"].found == "Trainings have replaced 1 bad item, which quarantine.jsonl lists."
+    assert found["data.quarantine"].text == "Trainings have replaced 1 bad item, which quarantine.jsonl lists."
     run_command(found["data.quarantine"], code=1)
 
 
@@ -166,7 +166,7 @@ def test_the_datasets_of_a_split_are_examined_each(written: Path, tmp_path: Path
     change(tmp_path / "val" / "shard_000001.tar", 600)
     found = look(tmp_path)
     assert list(found) == ["data.checksums"]
-    assert found["data.checksums"].where == str(tmp_path / "val")
+    assert str(tmp_path / "val") in found["data.checksums"].command
 
 
 def test_special_files_are_named_and_never_opened(shards: Path) -> None:
@@ -177,8 +177,8 @@ def test_special_files_are_named_and_never_opened(shards: Path) -> None:
     assert "pipe.tar" in run_command(found["data.special_files"])
     (shards / "dataset_metadata.json").unlink()
     os.mkfifo(shards / "dataset_metadata.json")
-    assert "must be a regular file" in look(shards)["data.manifest"].found
-    assert "neither a folder nor a regular file" in look(shards / "pipe.tar")["data.kind"].found
+    assert "must be a regular file" in look(shards)["data.manifest"].text
+    assert "neither a folder nor a regular file" in look(shards / "pipe.tar")["data.kind"].text
 
 
 def test_a_folder_of_very_many_entries_is_listed_in_part(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +192,7 @@ def test_a_folder_of_very_many_entries_is_listed_in_part(shards: Path, monkeypat
     monkeypatch.setattr(listing.list_folder, "__defaults__", (20, 5.0))
     found = look(shards)
     assert list(found) == ["data.entries"]
-    assert "20 were looked at" in found["data.entries"].found
+    assert "20 were looked at" in found["data.entries"].text
 
 
 def without_root(folder: Path) -> list[str]:
@@ -203,12 +203,12 @@ def without_root(folder: Path) -> list[str]:
     run_command(unreadable)
     os.seteuid(0)
     folder.chmod(0o777)
-    return [unreadable.found]
+    return [unreadable.text]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
 def test_a_folder_that_cannot_be_read_is_a_problem_and_the_command_opens_it() -> None:
-    folder = Path(os.path.realpath("/tmp")) / f"penstock-doctor-{os.getpid()}"
+    folder = Path(os.path.realpath("/tmp")) / f"penstock-check-{os.getpid()}"
     folder.mkdir()
     try:
         (found,) = run_isolated(without_root, folder)
@@ -242,7 +242,7 @@ def test_a_store_is_opened_and_one_that_is_damaged_is_named(tmp_path: Path) -> N
     (tmp_path / "store.zarr" / "b" / "zarr.json").write_text('{"node_type": "array"')
     found = look(tmp_path / "store.zarr")
     assert found["data.store"].level == "problem"
-    assert f"{tmp_path / 'store.zarr' / 'b'}" in found["data.store"].found
+    assert f"{tmp_path / 'store.zarr' / 'b'}" in found["data.store"].text
     run_command(found["data.store"])
 
 
@@ -267,4 +267,5 @@ def test_a_plain_folder_and_a_file_are_notes(tmp_path: Path) -> None:
     assert list(look(tmp_path)) == ["data.kind"]
     assert look(tmp_path)["data.kind"].level == "note"
     np.save(tmp_path / "rows.npy", np.arange(6))
-    run_command(look(tmp_path / "rows.npy")["data.kind"])
+    assert look(tmp_path / "rows.npy") == {}
+    assert find(tmp_path / "rows.npy", "data.source").facts == {"items": 6, "fields": ["rows"]}

@@ -1,4 +1,4 @@
-"""Look at a folder as `penstock doctor` does, without its look at the machine, and run the commands that it gives."""
+"""Look at a folder as `penstock inspect` does, without its look at the machine, and run the commands that it gives."""
 
 import shlex
 import subprocess
@@ -7,8 +7,8 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from penstock.cli import app
-from penstock.doctor.finding import Finding
-from penstock.doctor.folder import examine_data
+from penstock.observe.check.folder import examine_data
+from penstock.observe.finding import Finding
 
 __all__ = ["find", "look", "run_command", "tree"]
 
@@ -16,14 +16,14 @@ __all__ = ["find", "look", "run_command", "tree"]
 def look(where: Path | str) -> dict[str, Finding]:
     """Return the findings that are not ok, by check; no two are of the same check."""
     findings = [finding for finding in examine_data(str(where), lambda *_: None) if finding.level != "ok"]
-    found = {finding.check: finding for finding in findings}
+    found = {finding.name: finding for finding in findings}
     assert len(found) == len(findings), findings
     return found
 
 
 def find(where: Path | str, check: str) -> Finding:
     """Return the only finding of a check."""
-    (found,) = [finding for finding in examine_data(str(where), lambda *_: None) if finding.check == check]
+    (found,) = [finding for finding in examine_data(str(where), lambda *_: None) if finding.name == check]
     return found
 
 

@@ -4,14 +4,18 @@ import os
 import re
 import resource
 import shlex
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from penstock.core.text import count
-from penstock.doctor.finding import Finding
 from penstock.files.machine import Limits, Machine, find_limits, is_running, this_machine
+from penstock.observe.check.installation import REQUIRED, examine_installation
+from penstock.observe.check.probe import run_probe
+from penstock.observe.check.storage import examine_storage
+from penstock.observe.finding import Finding, Progress
 
 __all__ = ["examine_machine", "examine_shared_memory"]
 
@@ -25,8 +29,10 @@ _MOST_ENTRIES = 10_000
 _METHODS = ("fork", "forkserver", "spawn")
 
 
-def examine_machine(probed: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield findings on this machine; `probed` is the answer of `run_probe`."""
+def examine_machine(progress: Progress) -> Iterator[Finding]:
+    """Yield findings on this installation and this machine. Another process tries what may hang or crash."""
+    probed = run_probe(list(REQUIRED), progress)
+    yield from examine_installation(probed)
     limits, machine = find_limits(), this_machine()
     yield _examine_cpus(limits, machine)
     yield _examine_memory(limits, machine)
@@ -35,6 +41,7 @@ def examine_machine(probed: Mapping[str, Any]) -> Iterator[Finding]:
     yield from _examine_workers(probed)
     yield _examine_gpus(probed)
     yield _examine_clocks()
+    yield from examine_storage(Path(tempfile.gettempdir()))
 
 
 def _examine_cpus(limits: Limits, machine: Machine) -> Finding:
@@ -101,7 +108,7 @@ def examine_shared_memory(folder: Path = _SHARED) -> Iterator[Finding]:
     found = f"{folder} has {_gigabytes(free)} free of {_gigabytes(size)}."
     facts = {"size_bytes": size, "free_bytes": free}
     if free >= _LITTLE_SHARED:
-        yield Finding("machine.shared_memory", "ok", found, where=str(folder), facts=facts)
+        yield Finding("machine.shared_memory", "ok", found, facts=facts)
     else:
         yield Finding(
             "machine.shared_memory",
@@ -109,7 +116,6 @@ def examine_shared_memory(folder: Path = _SHARED) -> Iterator[Finding]:
             found,
             "Penstock's workers do not use it, but those of torch's own DataLoader die with a bus error when it is "
             "full. Start the container with more (docker run --shm-size 8g), or use Penstock's loaders.",
-            where=str(folder),
             facts=facts,
         )
     yield from _examine_left_behind(folder)
@@ -142,7 +148,6 @@ def _examine_left_behind(folder: Path) -> Iterator[Finding]:
         f"Processes that ended left {count(n_files, 'file')} in {folder} ({_gigabytes(sum(sizes.values()))}).",
         f"Remove them, unless another container shares this {folder}: its processes cannot be seen here.{more}",
         "rm -f -- " + " ".join(f"{shlex.quote(str(folder / prefix))}*" for prefix in prefixes),
-        where=str(folder),
         facts={"files": n_files, "bytes": sum(sizes.values()), "processes": dead},
     )
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from penstock.core.errors import PenstockError
 from penstock.core.version import __version__
-from penstock.doctor.finding import Finding
 from penstock.files.regular import read_regular
+from penstock.observe.finding import Finding
 
 __all__ = ["OPTIONAL", "REQUIRED", "examine_installation", "import_name"]
 
@@ -55,7 +55,7 @@ def examine_installation(probed: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _examine_python() -> Finding:
-    package = Path(__file__).parents[1]
+    package = Path(__file__).parents[2]
     found = f"Penstock {__version__} in {package}, {platform.python_implementation()} {platform.python_version()}"
     facts = {
         "penstock": __version__,
@@ -132,7 +132,7 @@ def _examine_optional() -> Finding:
 
 
 def _examine_native() -> Finding:
-    clone = Path(__file__).parents[3]
+    clone = Path(__file__).parents[4]
     what = f"-e {shlex.quote(str(clone))}" if (clone / "hatch_build.py").exists() else "penstock"
     command = f"{sys.executable} -m pip install --force-reinstall --no-deps {what}"
     try:
@@ -154,7 +154,7 @@ def _examine_native() -> Finding:
     widths = ", ".join(features) or "no SIMD extensions that are known here"
     runs = "AVX2, 32 bytes at once" if version == "avx2" else "portable C, 8 bytes at once"
     built = "was built with its wheel"
-    if (Path(__file__).parents[1] / "source" / "native.c").exists():
+    if (Path(__file__).parents[2] / "source" / "native.c").exists():
         built = "matches its source"
     found = f"The part in C is there and {built}. CPU: {platform.machine()} with {widths}."
     return Finding("installation.native", "ok", f"{found} Checksums run as {runs}.", facts=facts)

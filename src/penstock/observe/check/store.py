@@ -11,10 +11,10 @@ from typing import Any
 
 from penstock.core.errors import PenstockError
 from penstock.core.text import count
-from penstock.doctor.dataset import list_some
-from penstock.doctor.finding import Finding, Progress
-from penstock.doctor.listing import Listing
 from penstock.files.regular import read_regular
+from penstock.observe.check.dataset import list_some
+from penstock.observe.check.listing import Listing
+from penstock.observe.finding import Finding, Progress
 from penstock.source.stored.open_array import StoredArray, open_array
 
 __all__ = ["examine_store", "is_store"]
@@ -56,7 +56,6 @@ def examine_store(listing: Listing, progress: Progress) -> Iterator[Finding]:
             f"{count(len(partial), 'temporary file')} of a writer of zarr that was stopped: {list_some(partial)}.",
             f"Remove them, unless a program is writing here now.{more}",
             f"rm -f -- {shown}",
-            where=str(root),
             facts={"count": len(partial), "files": partial[:100]},
         )
 
@@ -88,15 +87,15 @@ def _examine_arrays(root: Path, arrays: list[Path], *, is_complete: bool) -> Ite
     if wrong:
         found = f"{count(len(wrong), 'array')} of {len(arrays):,} cannot be opened: {list_some(wrong)}.{rest}"
         advice = "Copy them again, or write them again with the program that wrote them."
-        yield Finding("data.store", "problem", found, advice, f"ls -l -- {quoted}", where=str(root), facts=facts)
+        yield Finding("data.store", "problem", found, advice, f"ls -l -- {quoted}", facts=facts)
     elif not arrays:
         found = f"{root} is a zarr group without arrays.{rest}"
         advice = "Give the folder that has arrays, or wait for its writer."
-        yield Finding("data.store", "warning", found, advice, f"ls -l -- {quoted}", where=str(root), facts=facts)
+        yield Finding("data.store", "warning", found, advice, f"ls -l -- {quoted}", facts=facts)
     else:
         shown = list_some([f"{entry['name']} {entry['dtype']} {tuple(entry['shape'])}" for entry in described])
         found = f"A zarr store of {count(len(described), 'array')}: {shown}.{rest}"
-        yield Finding("data.store", "ok", found, where=str(root), facts=facts)
+        yield Finding("data.store", "ok", found, facts=facts)
 
 
 def _describe(name: str, array: StoredArray) -> dict[str, Any]:

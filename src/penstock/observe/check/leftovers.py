@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from penstock.core.errors import WriteError
 from penstock.core.text import count
-from penstock.doctor.finding import Finding, Level
-from penstock.doctor.listing import Listing
 from penstock.files.locks import lock_holder
 from penstock.files.machine import is_running
 from penstock.files.regular import read_regular
 from penstock.files.staging import WRITING, Staging
+from penstock.observe.check.listing import Listing
+from penstock.observe.finding import Finding, Level
 from penstock.shard.outputs.local import stage
 
 __all__ = ["examine_leftovers", "has_unfinished"]
@@ -66,10 +66,10 @@ def _make_lock_finding(folder: Path, holder: int) -> Finding:
         found = f"Process {holder} has locked {folder} for writing and ended; what it started keeps the lock: {named}."
         advice = "Wait for it, or end it if nothing else needs it; until then, writers are refused."
         command = f"kill {' '.join(map(str, keepers))}"
-        return Finding("data.lock", "warning", found, advice, command, where=str(folder), facts=facts)
+        return Finding("data.lock", "warning", found, advice, command, facts=facts)
     who = f"Process {holder}" if holder else "A process that cannot be seen from here (another machine or container)"
     found = f"{who} is writing in {folder} now."
-    return Finding("data.lock", "note", found, "Wait for it to finish.", where=str(folder), facts=facts)
+    return Finding("data.lock", "note", found, "Wait for it to finish.", facts=facts)
 
 
 def _examine_staging(path: Path, holder: int | None) -> Iterator[Finding]:
@@ -85,7 +85,7 @@ def _examine_staging(path: Path, holder: int | None) -> Iterator[Finding]:
         advice = "Remove the link; what it leads to stays. Writers refuse to follow it."
         place = shlex.quote(str(path))
         command = f"rm -- {place}" if path.is_symlink() else f"find {place} -type l -delete"
-        yield Finding("data.unfinished", "problem", str(error), advice, command, where=str(path))
+        yield Finding("data.unfinished", "problem", str(error), advice, command)
         return
     size, progress = _measure(path), staging.progress
     facts = {"progress": progress, "files": size.n_files, "bytes": size.n_bytes, "target": str(staging.target)}
@@ -95,12 +95,12 @@ def _examine_staging(path: Path, holder: int | None) -> Iterator[Finding]:
     again = f"run the same writer again with {how}"
     if progress == "published":
         found = f"A writer of {staging.target} was stopped after it had published; {path} is not needed ({size})."
-        yield Finding("data.unfinished", "warning", found, "Remove it.", remove, where=str(path), facts=facts)
+        yield Finding("data.unfinished", "warning", found, "Remove it.", remove, facts=facts)
     elif progress == "publishing":
         found = f"A writer was stopped while it moved finished files to their place: {path} ({size})."
         advice = f"All is written, and only renames are left: {again}. Do not remove the folder: it may hold what was "
         advice += f"at {staging.target} before."
-        yield Finding("data.unfinished", "problem", found, advice, where=str(path), facts=facts)
+        yield Finding("data.unfinished", "problem", found, advice, facts=facts)
     else:
         is_alone = not os.path.lexists(staging.target)
         level: Level = "problem" if is_alone else "warning"
@@ -108,7 +108,7 @@ def _examine_staging(path: Path, holder: int | None) -> Iterator[Finding]:
         found = f"A writer of {staging.target} has not finished, and nobody is writing now; {rest}: {path} ({size})."
         advice = f"To {'start over' if is_simulation else 'continue'}, {again}. To discard what it has written, "
         advice += "remove the folder."
-        yield Finding("data.unfinished", level, found, advice, remove, where=str(path), facts=facts)
+        yield Finding("data.unfinished", level, found, advice, remove, facts=facts)
 
 
 def _find_staging(path: Path) -> Staging:
@@ -125,7 +125,7 @@ def _make_rest_finding(path: Path) -> Finding:
     found = f"A writer was stopped while it cleaned up: {path} is not needed ({size})."
     command = f"rm -r -- {shlex.quote(str(path))}"
     facts = {"files": size.n_files, "bytes": size.n_bytes}
-    return Finding("data.leftover", "warning", found, "Remove it.", command, where=str(path), facts=facts)
+    return Finding("data.leftover", "warning", found, "Remove it.", command, facts=facts)
 
 
 def _examine_asides(listing: Listing, holder: int | None) -> Iterator[Finding]:
@@ -147,7 +147,6 @@ def _examine_asides(listing: Listing, holder: int | None) -> Iterator[Finding]:
         f"{', …' if left[1:] else ''} ({n_bytes / 1e6:,.1f} MB).",
         f"Remove them, unless a program on another machine is writing here now.{more}",
         command,
-        where=str(listing.folder),
         facts={"files": left[:_MOST_NAMED], "count": len(left), "bytes": n_bytes},
     )
 

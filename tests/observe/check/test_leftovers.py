@@ -25,7 +25,7 @@ from penstock.recipes.streams import load_column_slice
 from penstock.shard.outputs.write_options import WriteOptions
 from penstock.shard.verify import verify_shards
 from penstock.shard.writer import ShardWriter
-from tests.doctor.look import look, run_command, tree
+from tests.observe.check.look import look, run_command, tree
 
 SCRIPT = """
 import numpy as np
@@ -206,7 +206,7 @@ def test_a_writer_at_work_is_named_and_nothing_of_it_is_to_be_removed(tmp_path: 
     writer.write({"x": np.arange(3)}, None, None)
     found = look(tmp_path / "set")
     assert list(found) == ["data.lock"]
-    assert found["data.lock"].found == f"Process {os.getpid()} is writing in {tmp_path / 'set'} now."
+    assert found["data.lock"].text == f"Process {os.getpid()} is writing in {tmp_path / 'set'} now."
     assert found["data.lock"].level == "note"
     assert not found["data.lock"].command
     writer.abandon()
@@ -220,7 +220,7 @@ def test_the_staging_folder_of_an_image_is_named_with_its_own_lock(tmp_path: Pat
     assert list(look(tmp_path)) == ["data.lock"]
     lock.release()
     found = look(tmp_path)["data.unfinished"]
-    assert f"A writer of {tmp_path / 'volume.zarr'} has not finished" in found.found
+    assert f"A writer of {tmp_path / 'volume.zarr'} has not finished" in found.text
     run_command(found)
     assert not staging.exists()
 
@@ -272,7 +272,7 @@ def test_a_lock_that_a_forked_child_keeps_is_named_with_the_process_to_end(tmp_p
     parent, child = map(int, done.stdout.split())
     try:
         found = look(tmp_path)["data.lock"]
-        assert f"Process {parent} has locked {tmp_path}" in found.found
+        assert f"Process {parent} has locked {tmp_path}" in found.text
         assert found.command == f"kill {child}"
         with pytest.raises(WriteError, match="Another writer"):
             FolderLock(tmp_path)

@@ -1,1 +1,0 @@
-"""`penstock convert` and `penstock edit`: the commands that write datasets."""
