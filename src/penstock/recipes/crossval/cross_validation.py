@@ -1,19 +1,4 @@
-"""Cross-validated training in one call, from features, labels and authors.
-
-Examples
---------
->>> labels = np.arange(64) % 2
->>> features = np.stack([labels, 1 - labels], axis=1).astype(np.float32)
->>> results, best_results = cross_val_training(
-...     features=features,
-...     labels=labels,
-...     authors=np.arange(64) // 8,
-...     model_class=lambda classes: nn.Linear(2, classes),
-...     config={"num_epochs": 10, "learning_rate": 0.1, "max_split_attempts": 10},
-... )
->>> results["summary"]["mean_val_accuracy"], len(results["fold_results"])
-(1.0, 4)
-"""
+"""Cross-validated training in one call, from features, labels and authors."""
 
 import logging
 from collections.abc import Callable, Mapping

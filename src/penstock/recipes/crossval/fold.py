@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,22 +44,8 @@ class Predictions(NamedTuple):
 class FoldTraining:
     """A model, and everything needed to train it to the end.
 
-    Parameters
-    ----------
-    make_model
-        Returns the model with its initial weights, on its device.
-    loaders
-        Training and validation, from the factory: order and augmentation are functions of their epoch.
-    config
-        A checked config.
-    class_weights
-        Weights for the loss, one per class; None for equal ones.
-    seed
-        Seed of this fold.
-    checkpoint
-        File that is written after each epoch, and resumed from if it exists; None for no checkpoints.
-    identity
-        Values that a checkpoint must agree with, by name; plain JSON.
+    Loaders are those of the factory for training and validation, whose order and augmentation are functions of their
+    epoch. A checkpoint is written after each epoch, and resumed from if it exists and agrees with `identity`.
     """
 
     def __init__(
@@ -79,12 +66,8 @@ class FoldTraining:
         self.model = make_model()
         self._device = next((part.device for part in self.model.parameters()), torch.device("cpu"))
         self._criterion = nn.CrossEntropyLoss(weight=class_weights)
-        make_optimizer = self._config["optimizer"]
-        parameters = self.model.parameters()
-        rate = self._config["learning_rate"]
-        self._optimizer = (
-            torch.optim.Adam(parameters, lr=rate) if make_optimizer is None else make_optimizer(parameters)
-        )
+        make_optimizer = self._config["optimizer"] or partial(torch.optim.Adam, lr=self._config["learning_rate"])
+        self._optimizer = make_optimizer(self.model.parameters())
         self._mixed = self._config["mixed_precision"] and self._device.type == "cuda"
         # One for all epochs, because it adapts its scale.
         self._scaler = torch.amp.GradScaler("cuda", enabled=self._mixed)
