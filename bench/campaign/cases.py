@@ -279,9 +279,7 @@ CASES: tuple[Case, ...] = (
         "a state of another dataset, seed or version is refused",
         ("plan/test_cursor.py", "suites/test_loaders.py"),
     ),
-    Case(
-        49, RESUME, "batches made ahead and not delivered do not count", ("run/test_executors.py", "run/test_auto.py")
-    ),
+    Case(49, RESUME, "batches made ahead and not delivered do not count", ("run/test_executors.py",)),
     Case(50, RESUME, "resume with a list of bad items that has grown since", ("faults/test_shard_substitutes.py",)),
     Case(
         51,

@@ -2,7 +2,6 @@
 
 import logging
 import multiprocessing as mp
-import threading
 import time
 from itertools import islice
 from typing import Any
@@ -14,7 +13,6 @@ from penstock import Loader, Plan, RunOptions, WindowShuffle, WorkerError
 from tests.faults.loaders import FORK, PERSISTENT, PLAN, THREADS, make_loader
 
 LONG_SECONDS = 2.4  # longer than the log stays silent
-AUTO = RunOptions()
 CHUNKED = numbered_source(60, chunk=6)
 WINDOWS = Plan(CHUNKED.index, WindowShuffle(4), batch_size=3, seed=1)
 NEEDS = "batch 0 of epoch 0 needs 4 items of ArraySource(80 items of x, y)."
@@ -65,19 +63,6 @@ def test_a_long_wait_is_explained_once_in_each_iteration(options: RunOptions, fi
     assert messages == [said, said.replace("epoch 0", "epoch 1")]
 
 
-def wait_in_one_epoch(options: RunOptions) -> tuple[Any, list[str]]:
-    log = UntilTold()
-    with make_loader(options, transform=log.transform) as loader:
-        return delivered_items(loader), log.messages
-
-
-def test_the_batch_that_auto_chooses_by_is_explained_once() -> None:
-    found, messages = run_isolated(wait_in_one_epoch, AUTO)
-    assert found == planned_items(PLAN)
-    first = "the first batch, by which executor='auto' chooses threads or processes"
-    assert messages == [f"Still waiting after 2 s for {first}: {NEEDS}"]
-
-
 def wait_for_workers_to_start() -> tuple[Any, list[str]]:
     log = UntilTold()
     with make_loader(RunOptions(start_method="fork", worker_init=log.start_worker)) as loader:
@@ -104,24 +89,15 @@ def test_the_shuffle_windows_of_the_first_batch_are_named() -> None:
     assert messages == [f"Still waiting after 2 s for the first batch of 1 thread: {needs}"]
 
 
-class OverlapThenHang(HangAt):
-    """Items that threads make at the same time, and one that takes long."""
-
-    def __call__(self, item: Any, rng: Any) -> Any:
-        threading.Event().wait(0.01)
-        return super().__call__(item, rng)
-
-
-def wait_for_a_later_batch(options: RunOptions, batch: int) -> tuple[Any, list[str]]:
+def wait_for_a_later_batch(options: RunOptions) -> tuple[Any, list[str]]:
     log = UntilTold()
-    with make_loader(options, 1, transform=OverlapThenHang(planned_items(PLAN)[batch][1], LONG_SECONDS)) as loader:
+    with make_loader(options, 1, transform=HangAt(planned_items(PLAN)[5][1], LONG_SECONDS)) as loader:
         return delivered_items(loader), log.messages
 
 
-# "auto" makes batches 0 to 2 to choose threads by: batch 3 is the first one of the threads, not of the iteration.
-@pytest.mark.parametrize(("options", "batch"), [(AUTO, 3), (THREADS, 5), (FORK, 5)], ids=["auto", "threads", "fork"])
-def test_nothing_is_said_if_the_first_batch_comes_quickly(options: RunOptions, batch: int) -> None:
-    assert run_isolated(wait_for_a_later_batch, options, batch) == (planned_items(PLAN), [])
+@pytest.mark.parametrize("options", [THREADS, FORK], ids=["threads", "fork"])
+def test_nothing_is_said_if_the_first_batch_comes_quickly(options: RunOptions) -> None:
+    assert run_isolated(wait_for_a_later_batch, options) == (planned_items(PLAN), [])
 
 
 class SlowTwice(UntilTold):

@@ -45,7 +45,7 @@ def main():
     source = ps.ArraySource({"x": np.arange(64)})
     plan = ps.Plan(source.index, ps.Sequential(), batch_size=4)
     options = ps.RunOptions(executor=executor, start_method=method or None, persistent=state == "persistent")
-    slow = Slow(0 if state == "choosing" else 9, ready)
+    slow = Slow(9, ready)
     if state == "starting":
         slow.item = -1
     workers = 0 if executor == "inline" else 2
@@ -80,7 +80,6 @@ CASES = [
     ("persistent", "processes", "fork"),
     ("training", "threads", ""),
     ("training", "processes", "fork"),
-    ("choosing", "auto", "fork"),
     ("closing", "threads", ""),
     ("closing", "processes", "fork"),
     ("starting", "processes", "spawn"),

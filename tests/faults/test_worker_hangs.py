@@ -29,22 +29,6 @@ from penstock.run.processes import executor, process
 from tests.faults.loaders import FORK, PERSISTENT, PLAN, THREADS, make_loader, run_epoch
 
 
-class HangWhileChoosing(HangAt):
-    """Makes the first batch long enough that those after it are timed in pairs, and hangs at an item."""
-
-    def __call__(self, item: Any, rng: Any) -> Any:
-        return super().__call__(HangAt(planned_items(PLAN)[0][0], 0.05)(item, rng), rng)
-
-
-@pytest.mark.parametrize("bad", [0, 1])
-def test_a_batch_that_hangs_while_auto_chooses_is_named(bad: int) -> None:
-    item = planned_items(PLAN)[bad][1]
-    options = RunOptions(timeout_seconds=1.0)
-    found, end, _ = run_isolated(run_epoch, options, HangWhileChoosing(item, 20.0))
-    assert f"WorkerError: No batch within timeout_seconds=1.0: batch {bad} of epoch 0" in end
-    assert found == planned_items(PLAN)[:bad]
-
-
 @pytest.mark.parametrize("executor", ["threads", "processes"])
 def test_a_hanging_transform_is_a_worker_error_that_names_the_items(executor: Any) -> None:
     bad = 5

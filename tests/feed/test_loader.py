@@ -2,7 +2,6 @@
 
 import logging
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from penstock_test_parts import delivered_items, numbered_source, planned_items,
 
 from penstock import (
     ArraySource,
+    DatasetSource,
     Index,
     Loader,
     LoaderError,
@@ -163,32 +163,34 @@ def test_windows_are_held_for_the_lanes_that_a_process_visits(
         assert loader.memory_estimate().windows_held == windows
 
 
-def test_an_executor_that_was_chosen_holds_the_windows_that_it_holds_if_it_is_named(
-    monkeypatch: pytest.MonkeyPatch,
+def double(item: Any, rng: Any) -> Any:
+    return {"x": 2 * item["x"]}
+
+
+def stack_items(items: list[Any]) -> Any:
+    return {"x": torch.stack([torch.as_tensor(item["x"]) for item in items])}
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "start_method", "executor"),
+    [
+        (SOURCE, {}, "fork", "threads"),
+        (SOURCE, {"transform": double}, "fork", "processes"),
+        (SOURCE, {"collate": stack_items}, "fork", "processes"),
+        (DatasetSource([1, 2, 3]), {}, "fork", "processes"),
+        (SOURCE, {"transform": double}, "spawn", "processes"),
+        (SOURCE, {"transform": lambda item, rng: item}, "fork", "processes"),
+        (SOURCE, {"transform": lambda item, rng: item}, "spawn", "threads"),
+    ],
+)
+def test_auto_is_threads_unless_python_makes_each_item(
+    source: Any, options: Any, start_method: Any, executor: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def choose_threads(draws: Any, maker: Any, record: Any, *_: Any) -> Iterator[tuple[list[Any], str]]:
-        yield list(maker.make_batches([next(draws)], record)), "threads"
-
-    monkeypatch.setattr("penstock.feed.execution.choose_executor", choose_threads)
-    source = ArraySource({"x": np.broadcast_to(np.float32(0), (400, 250_000))}, chunk_items=5)
-    plan = Plan(source.index, WindowShuffle(3), batch_size=4, lanes=4)
-    with Loader(source, plan, num_workers=3, options=RunOptions(prefetch=2)) as loader:
-        next(iter(loader))
-        assert repr(loader).endswith("executor='threads')")
-        assert loader.memory_estimate().windows_held == 12
-
-
-@pytest.mark.parametrize("items", [4, 12])
-def test_an_epoch_may_end_while_the_executor_is_chosen(items: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Batches that are not short are timed one, two, two and two at a time.
-    monkeypatch.setattr("penstock.run.auto._SHORT_SECONDS", 0)
-    monkeypatch.setattr("penstock.run.auto._OWN_THREADS", np.inf)
-    monkeypatch.setattr("penstock.run.auto._SERIAL_RATIO", 0)
-    source = numbered_source(items)
-    plan = Plan(source.index, Sequential(), batch_size=4)
-    with Loader(source, plan, num_workers=2) as loader:
-        for epoch in range(2):
-            assert delivered_items(loader) == planned_items(plan, epoch)
+    plan = Plan(source.index, Sequential(), batch_size=2)
+    caplog.set_level("INFO", "penstock")
+    with Loader(source, plan, num_workers=2, options=RunOptions(start_method=start_method), **options) as loader:
+        assert repr(loader).endswith(f"executor={executor!r})")
+    assert f"executor='auto' is {executor!r}, because" in caplog.text
 
 
 # -- moving and ending -------------------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ def test_orders_without_windows_hold_none() -> None:
         assert max_window_items(plan) == 0
 
 
-@pytest.mark.parametrize(("executor", "windows"), [("threads", 4), ("processes", 9), ("auto", 9)])
+@pytest.mark.parametrize(("executor", "windows"), [("threads", 4), ("processes", 9)])
 def test_each_worker_process_holds_windows_of_its_own(executor: str, windows: int) -> None:
     source = ArraySource({"x": np.zeros((40, 4), np.float32)}, chunk_items=5)
     plan = Plan(source.index, WindowShuffle(3), batch_size=4, lanes=2)

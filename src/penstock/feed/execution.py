@@ -1,6 +1,8 @@
 """Which executor makes the batches of a loader, how many at a time and how far ahead."""
 
+import logging
 import math
+import multiprocessing as mp
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
@@ -13,19 +15,21 @@ from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import Passes, Share
 from penstock.plan.plan import Plan
 from penstock.plan.world import World
-from penstock.run.auto import choose_executor
 from penstock.run.first_wait import FirstWait
 from penstock.run.handoff import Handoff
-from penstock.run.make_batch import BatchMaker, Failure, Record
+from penstock.run.make_batch import BatchMaker, Record
 from penstock.run.options import Executor, RunOptions
 from penstock.run.pages import decide_pages
 from penstock.run.prefetch import Prefetch
 from penstock.run.processes.executor import run_in_processes
+from penstock.run.processes.messages import name_unpicklable
 from penstock.run.processes.pool import WorkerPool
 from penstock.run.read_ahead import ReadAhead, choose_told_plan, draws_into_next_epoch
 from penstock.run.threads import ThreadSetup, run_in_threads, run_inline
 
 __all__ = ["Execution"]
+
+_LOG = logging.getLogger("penstock")
 
 # Draws smaller than this are made several at a time: below it, a call costs more than the copy.
 _GROUP_BYTES = 1 << 21
@@ -39,9 +43,11 @@ class Execution:
         self._plan, self._world, self.options = plan, world, options
         self._num_workers = num_workers
         self.executor: Executor = options.executor_for(num_workers)
-        """The executor; `"auto"` until the first batches were timed."""
+        """What makes the batches; never `"auto"`."""
         self._group_size = _group_size(plan.passes, maker)
         self._prefetch = self._choose_prefetch(maker)
+        if self.executor == "auto":
+            self.executor = self._choose_executor(maker)
         self.maker = replace(maker, windows_held=self._window_capacity(self.executor)[0])
         """Makes batches in this process."""
         self._has_decided = False
@@ -56,11 +62,6 @@ class Execution:
     ) -> tuple[Generator[Any, None, None], Callable[[], None] | None]:
         """Return the batches of this rank from `start` on, and a function that wakes a consumer waiting for one."""
         self._decide_pages()
-        if self.executor == "auto" and self._would_repeat_downloads:
-            self.choose("threads")
-        if self.executor == "auto":
-            choosing = _Choosing(self, start, record, first_wait)
-            return choosing.batches(), choosing.wake
         batches, wake = self._start(start, record, first_wait)
         if self._is_closed:  # by another thread, which may have ended the workers before they started
             batches.close()
@@ -114,7 +115,7 @@ class Execution:
         held = ahead.get(self.executor, max(ahead["threads"], workers * (prefetch + 1))) + 1
         window_bytes = max_window_items(self._plan.passes) * (batch_bytes // self._plan.passes.batch_size)
         windows = self.maker.windows_held
-        if self.executor in ("processes", "auto"):
+        if self.executor == "processes":
             windows = max(windows, workers * self._window_capacity("processes")[0])
         copies = 1 if self.executor in ("inline", "threads") else workers
         cache_bytes = copies * getattr(self.maker.source, "memory_bytes", 0)
@@ -132,12 +133,6 @@ class Execution:
         """End all worker processes, and start none from now on."""
         self._is_closed = True
         self._end_workers()
-
-    def choose(self, executor: Executor) -> None:
-        """Use `executor` from now on."""
-        self.executor = executor
-        if executor == "processes":
-            self.maker = replace(self.maker, windows_held=self._window_capacity(executor)[0])
 
     def share(self, start: Cursor) -> Share:
         """Return the share of this rank from `start` on."""
@@ -179,11 +174,30 @@ class Execution:
         )
         return batches, handoff.close
 
+    def _choose_executor(self, maker: BatchMaker) -> Executor:
+        """Return threads, unless Python code makes each item; the log says why.
+
+        Threads that run Python code take turns, because there is one interpreter. Reading and copying do not need it.
+        """
+        chosen: Executor = "processes"
+        if maker.collate_group is not None:
+            chosen, why = "threads", "batches are read as arrays, which needs no interpreter"
+        elif getattr(maker.source, "is_remote", False) is True and self._would_repeat_downloads:
+            chosen, why = "threads", "each process would download the same shuffle windows (lanes=number of workers)"
+        elif (self.options.start_method or mp.get_start_method()) != "fork" and (
+            error := name_unpicklable(maker.transform, maker.collate_items)
+        ):
+            chosen, why = "threads", f"processes need what cannot be pickled: {error}"
+        else:
+            why = "a transform, a collate function or a dataset makes items one by one in Python"
+        _LOG.info("executor='auto' is %r, because %s.", chosen, why)
+        return chosen
+
     @property
     def _would_repeat_downloads(self) -> bool:
         """Whether several worker processes would need the same shuffle windows, and each would download them."""
-        is_remote = getattr(self.maker.source, "is_remote", False) is True
-        return is_remote and self.maker.windows_held > 0 and self._plan.lanes < self._num_workers * self._world.size
+        has_windows = self._window_capacity("processes")[0] > 0
+        return has_windows and self._plan.lanes < self._num_workers * self._world.size
 
     def _decide_pages(self) -> None:
         """Decide, before the first batch, what to read ahead and what to give back."""
@@ -212,46 +226,6 @@ class Execution:
             return window_capacity(self._plan.passes, lanes=-(-lanes // self._num_workers), in_flight=0)
         in_flight = self._num_workers * self._prefetch.most * self._group_size
         return window_capacity(self._plan.passes, lanes=lanes, in_flight=in_flight)
-
-
-class _Choosing:
-    """The first iteration, which chooses the executor by its first batches."""
-
-    def __init__(self, execution: Execution, start: Cursor, record: Record, first_wait: FirstWait) -> None:
-        self._execution, self._start, self._record, self._first_wait = execution, start, record, first_wait
-        self._wake: Callable[[], None] | None = None
-
-    def wake(self) -> None:
-        """Wake a consumer that waits for a batch, if the executor can."""
-        if self._wake is not None:
-            self._wake()
-
-    def batches(self) -> Generator[Any, None, None]:
-        """Yield the batches in order. The rest is started before the last one that was made to choose is yielded."""
-        execution, share, made = self._execution, self._execution.share(self._start), 0
-        rest: Generator[Any, None, None] | None = None
-        read_ahead = execution.read_ahead(self._start)
-        try:
-            read_ahead.advance(0)
-            timeout = execution.options.timeout_seconds
-            first = choose_executor(share.draws(), execution.maker, self._record, self._first_wait, timeout)
-            for batches, executor in first:
-                made += len(batches)
-                if executor is not None:
-                    execution.choose(executor)
-                    if batches and not isinstance(batches[-1], Failure):
-                        after = Cursor(self._start.epoch, share.batch_after(made), self._start.origin)
-                        rest, self._wake = execution.run(after, self._record, self._first_wait)
-                for batch in batches:
-                    if isinstance(batch, Failure):
-                        raise batch.error
-                    yield batch
-            if rest is not None:
-                yield from rest
-        finally:
-            read_ahead.close()
-            if rest is not None:
-                rest.close()
 
 
 def _group_size(passes: Passes, maker: BatchMaker) -> int:

@@ -18,8 +18,8 @@ class RunOptions:
     """How a plan is executed; never changes what it yields."""
 
     executor: Executor = "auto"
-    """`"auto"`: inline without workers; with workers, threads, or processes if a few timed draws show that threads
-    wait for each other (Python-heavy datasets and transforms)."""
+    """`"auto"`: inline without workers; with workers, threads, or processes if a transform, a collate function or a
+    dataset makes items one by one in Python. The log says why; what cannot be sent to processes stays in threads."""
 
     prefetch: int | None = None
     """Batches that each worker may be ahead of the consumer. None: enough for 128 items, at most 16 MiB of batches, and

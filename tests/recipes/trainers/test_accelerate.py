@@ -140,7 +140,7 @@ def test_a_loop_that_was_broken_off_goes_on_and_leaves_accelerate_outside_of_a_l
         break
     assert not run.accelerator.gradient_state.in_dataloader
     seen = [batch[0].tolist() for batch in run.feed]
-    assert seen == [items.tolist() for items in torch.tensor(chunked().get_chunk_indices(0)).split(2)][1:]
+    assert seen == [items.tolist() for items in torch.tensor(chunked().chunked.get_chunk_indices(0)).split(2)][1:]
 
 
 @pytest.mark.parametrize("make", [native, lambda: CellMapDataLoader(TensorDataset(torch.arange(14)), batch_size=2)])
@@ -219,7 +219,7 @@ def rank(number: int, folder: Path) -> dict[str, Any]:
 
 def test_two_ranks_share_every_chunk_and_go_on_together(tmp_path: Path) -> None:
     ranks = run_side_by_side((rank, 0, tmp_path), (rank, 1, tmp_path))
-    chunks = [ChunkedDataLoader(list(range(14)), 2, 4).get_chunk_indices(chunk) for chunk in range(3)]
+    chunks = [ChunkedDataLoader(list(range(14)), 2, 4).chunked.get_chunk_indices(chunk) for chunk in range(3)]
     for number, found in enumerate(ranks):
         assert found["world"] == 2
         seen, weights = found["whole"]

@@ -305,7 +305,7 @@ def test_a_loader_that_was_given_keeps_its_own_place(tmp_path: Path) -> None:
         validation_step = LightningModule.validation_step
 
     trainer(max_epochs=2).fit(Items(), datamodule=PenstockDataModule(train=given))
-    expected = given.get_chunk_indices(4) + given.get_chunk_indices(5)
+    expected = given.chunked.get_chunk_indices(4) + given.chunked.get_chunk_indices(5)
     assert [item for batch in seen for item in batch] == expected
 
 

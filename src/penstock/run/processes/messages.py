@@ -22,7 +22,7 @@ from penstock.run.make_batch import BatchMaker
 from penstock.run.processes.ring import Packed
 from penstock.run.processes.shared_pages import SharedPages
 
-__all__ = ["Answer", "NewPlan", "RemoteError", "Request", "Specification"]
+__all__ = ["Answer", "NewPlan", "RemoteError", "Request", "Specification", "name_unpicklable"]
 
 
 class Request(NamedTuple):
@@ -168,6 +168,18 @@ class _Pickler(reduction.ForkingPickler):
         """Note a class or function of `__main__`; it is pickled as any other."""
         if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
             self.names_in_main.add(value.__qualname__)
+
+
+def name_unpicklable(*parts: Any) -> str | None:
+    """Return why parts cannot be sent to a process that is not forked; None if they can."""
+    pickler = _Pickler(io.BytesIO())
+    try:
+        pickler.dump(parts)
+    except Exception as error:
+        return str(error)
+    if pickler.names_in_main and not _can_import_main():
+        return f"{', '.join(sorted(pickler.names_in_main))} is defined in __main__, which workers cannot import"
+    return None
 
 
 def _can_import_main() -> bool:
