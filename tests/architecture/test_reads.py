@@ -56,7 +56,7 @@ EXCEPTIONS: dict[tuple[str, str], tuple[int, str]] = {
     ("penstock.source.files.reader", "FileIO"): (1, _OPEN),
     ("penstock.source.stored.h5_file", "h5py.File"): (2, "a path that `check_regular` has opened, or a RemoteFile"),
     ("penstock.source.stored.npy", "memmap"): (1, _CHECKED),
-    ("penstock.source.table.csv_file", "read_csv"): (1, _OPEN),
+    ("penstock.source.table.find_parts", "read_csv"): (1, _OPEN),
     ("penstock.source.tar.open_shards", "open"): (2, _OPEN),
 }
 

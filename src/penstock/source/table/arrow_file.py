@@ -1,5 +1,6 @@
 """Arrow files (Feather, IPC files and streams), mapped into memory, or read if there is no C part to read the map."""
 
+import copy
 import math
 import sys
 import threading
@@ -14,11 +15,9 @@ from penstock.core.cache import SharedCache
 from penstock.core.errors import DamageError, PenstockError, ReadError, SourceError
 from penstock.core.text import cause
 from penstock.files.regular import check_regular
-from penstock.source.file_ranges import TO_THE_END, FileRanges, StoredFile
 from penstock.source.native import is_compiled
 from penstock.source.table.columns import ColumnType, describe_type, import_pyarrow
-from penstock.source.table.parts import Addresses, locate_values
-from penstock.source.table.stamp import FileStamp
+from penstock.source.table.parts import Addresses, FilePart, locate_values
 
 __all__ = ["ArrowPart"]
 
@@ -27,19 +26,24 @@ _Int64s = NDArray[np.int64]
 _KEPT_VIEWS = 4096  # record batches of which the description is kept: a kilobyte each
 
 
-class ArrowPart:
+class ArrowPart(FilePart):
     """An Arrow file. Columns of numbers that are not compressed are read where they lie in the map, if there is one."""
 
+    piece_name = "record batch"
+    _reader: "_BatchReader"
+    _views: SharedCache[Any]
+    """Views of the map. Decompressed batches are kept by the source, within its budget."""
+
     def __init__(self, path: Path) -> None:
-        self.name, self._stamp = str(path), FileStamp.read(path)
+        super().__init__(path)
         try:
-            reader = _open_reader(self.name)
+            reader = _BatchReader(self.name)
             batches = [reader.get(number) for number in range(min(1, reader.n_batches))]
             # What lies in the map as it is has all its buffers there.
             self.is_decoded = not is_compiled() or not all(_is_mapped(batch, reader.limits) for batch in batches)
             rest = range(len(batches), reader.n_batches)
             if self.is_decoded:
-                few = _open_reader(self.name, fields=[_find_short_column(reader.schema)])
+                few = _BatchReader(self.name, fields=[_find_short_column(reader.schema)])
                 rows = [*map(len, batches), *(len(few.get(number)) for number in rest)]
             else:
                 batches += [reader.get(number) for number in rest]
@@ -64,70 +68,22 @@ class ArrowPart:
             self._nulls[name] = np.flatnonzero([column.null_count for column in columns])
             self._sizes[name] = int(sum(column.nbytes for column in columns) / max(share, 1e-9))
 
-    def open(self) -> "OpenArrow":
-        """Map the file."""
-        self._stamp.check()
+    def open(self) -> "ArrowPart":
+        """Return the same part with its file mapped."""
+        self.check()
+        found = copy.copy(self)
         try:
-            return OpenArrow(self, _open_reader(self.name))
+            found._reader = _BatchReader(self.name)
         except PenstockError:
             raise
         except Exception as error:  # as above
             raise ReadError(f"Could not read {self.name}: {cause(error)}.") from error
-
-    def check(self) -> None:
-        """Raise ReadError if the file has changed."""
-        self._stamp.check()
-
-    def describe_piece(self, piece: int) -> str:
-        """Return the file and the number of the record batch."""
-        return f"record batch {piece} of {self.name}"
-
-    def count_bytes(self, names: Sequence[str]) -> Mapping[str, int]:
-        """Return how many bytes columns take."""
-        return {name: self._sizes[name] for name in names}
-
-    def fingerprint(self) -> bytes:
-        """Return some bytes of the file."""
-        return self._stamp.sample()
-
-    def find_nulls(self, name: str) -> _Int64s:
-        """Return the record batches in which values of a column are known to be missing."""
-        return self._nulls[name]
-
-    def find_values(self, name: str) -> _Int64s | None:
-        """Return where the values of a column begin in the file, for each record batch; None: not as plain values."""
-        return self._places[name]
-
-    def locate_bytes(self, pieces: _Int64s, names: Sequence[str]) -> FileRanges:
-        """Return where the plain columns of record batches lie; the whole file if others are read."""
-        file = StoredFile(self.name)
-        begins, ends = [], []
-        for name in names:
-            places, column = self._places[name], describe_type(self.schema.field(name).type)
-            if places is None or column.dtype == np.bool_:
-                return FileRanges.of_file(file, np.zeros(1, np.int64), np.array([TO_THE_END]))
-            width = column.dtype.itemsize * int(np.prod(column.shape, dtype=np.int64))
-            begins.append(places[pieces])
-            ends.append(places[pieces] + self.rows[pieces] * width)
-        return FileRanges.of_file(file, np.concatenate(begins), np.concatenate(ends))
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes of the file."""
-        return self._stamp.n_bytes
-
-
-class OpenArrow:
-    """An open Arrow file."""
-
-    def __init__(self, part: ArrowPart, reader: "_MappedReader | _FileReader") -> None:
-        self._part, self._reader = part, reader
-        # Views of the map. Decompressed batches are kept by the source, within its budget.
-        self._views: SharedCache[Any] = SharedCache(sys.maxsize, max_entries=0 if part.is_decoded else _KEPT_VIEWS)
+        found._views = SharedCache(sys.maxsize, max_entries=0 if self.is_decoded else _KEPT_VIEWS)
+        return found
 
     def load(self, piece: int, names: Sequence[str]) -> Any:
         """Return columns of a record batch."""
-        self._part.check()
+        self.check()
 
         def load() -> Any:
             found = self._reader.get(piece).select(list(names))
@@ -137,11 +93,11 @@ class OpenArrow:
         try:
             return self._views.get(piece, load, 1)
         except Exception as error:  # as above
-            raise DamageError(self._part.name, None, f"record batch {piece}: {cause(error)}") from error
+            raise DamageError(self.name, None, f"record batch {piece}: {cause(error)}") from error
 
     def locate(self, name: str, column: ColumnType) -> Addresses | None:
         """Return where the values of a column lie: all in one map."""
-        begins = self._part.find_values(name)
+        begins = self._places[name]
         if begins is None:
             return None
         scale = 8 if column.dtype == np.bool_ else 1
@@ -149,88 +105,54 @@ class OpenArrow:
         shards = np.array([(-1, first, end - first, 0)], np.int64)
         return Addresses(shards, np.zeros(len(begins), np.int64), begins * scale)
 
+    def count_bytes(self, names: Sequence[str]) -> Mapping[str, int]:
+        """Return how many bytes columns take."""
+        return {name: self._sizes[name] for name in names}
 
-def _open_reader(path: str, fields: Sequence[int] = ()) -> "_MappedReader | _FileReader":
-    check_regular(path)
-    return (_MappedReader if is_compiled() else _FileReader)(path, fields)
-
-
-class _MappedReader:
-    """The record batches of a mapped file, of either format of Arrow."""
-
-    def __init__(self, path: str, fields: Sequence[int]) -> None:
-        pa = import_pyarrow(f"Reading {path}")
-        with pa.memory_map(path) as file:
-            self._map = file.read_buffer()  # outlives the file
-        self.limits = (self._map.address, self._map.address + self._map.size)
-        self._lock = threading.Lock()
-        self._stream: list[Any] | None = None
-        options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=list(fields))
-        if self._map.slice(0, 6).to_pybytes() == b"ARROW1":
-            self._file = pa.ipc.open_file(pa.BufferReader(self._map), options=options)
-            self.schema, self.n_batches = self._file.schema, int(self._file.num_record_batches)
-            return
-        stream = pa.ipc.open_stream(pa.BufferReader(self._map), options=options)
-        self._stream = list(stream)
-        self.schema, self.n_batches = stream.schema, len(self._stream)
-
-    def get(self, number: int) -> Any:
-        """Return a record batch."""
-        if self._stream is not None:
-            return self._stream[number]
-        with self._lock:
-            return self._file.get_record_batch(number)
+    def find_nulls(self, name: str) -> _Int64s:
+        """Return the record batches in which values of a column are known to be missing."""
+        return self._nulls[name]
 
 
-class _FileReader:
-    """The same of a file that is opened for each record batch, and read. A stream with dictionaries is kept whole."""
+class _BatchReader:
+    """The record batches of a file, of either format of Arrow.
 
-    limits = (0, 0)
+    The file is mapped. Without the C part, which survives the map of a truncated file, it is opened for each record
+    batch, and a stream is read as a whole.
+    """
 
-    def __init__(self, path: str, fields: Sequence[int]) -> None:
+    def __init__(self, path: str, fields: Sequence[int] = ()) -> None:
+        check_regular(path)
         self._path, self._pa = path, import_pyarrow(f"Reading {path}")
         self._options = self._pa.ipc.IpcReadOptions(use_threads=False, included_fields=list(fields))
-        self._stream: list[Any] | None = None
-        with self._pa.OSFile(path) as file:
-            self._is_file = file.read(6) == b"ARROW1"
-            file.seek(0)
-            reader = (self._pa.ipc.open_file if self._is_file else self._pa.ipc.open_stream)(
-                file, options=self._options
-            )
-            self.schema = reader.schema
-            if self._is_file:
-                self.n_batches = int(reader.num_record_batches)
-                return
-            file.seek(0)
-            self._places, has_dictionaries = self._find_batches(file)
-            if has_dictionaries:
-                file.seek(0)
-                self._stream = list(self._pa.ipc.open_stream(file, options=self._options))
-        self.n_batches = len(self._places)
+        self._map: Any = None
+        self._lock = threading.Lock()
+        self.limits = (0, 0)
+        if is_compiled():
+            with self._pa.memory_map(path) as file:
+                self._map = file.read_buffer()  # outlives the file
+            self.limits = (self._map.address, self._map.address + self._map.size)
+        file = self._open()
+        is_file = file.read(6) == b"ARROW1"
+        file.seek(0)
+        found = (self._pa.ipc.open_file if is_file else self._pa.ipc.open_stream)(file, options=self._options)
+        self.schema = found.schema
+        self._file = found if is_file and self._map is not None else None
+        self._stream = None if is_file else list(found)
+        self.n_batches = int(found.num_record_batches) if self._stream is None else len(self._stream)
 
-    def _find_batches(self, file: Any) -> tuple[list[int], bool]:
-        """Return where the record batches of a stream begin, and whether there are dictionaries."""
-        places, has_dictionaries, at, n_bytes = [], False, 0, file.size()
-        while at < n_bytes:
-            try:
-                kind = self._pa.ipc.read_message(file).type
-            except EOFError:  # the mark of the end
-                break
-            if kind == "record batch":
-                places.append(at)
-            has_dictionaries |= kind == "dictionary"
-            at = file.tell()
-        return places, has_dictionaries
+    def _open(self) -> Any:
+        return self._pa.OSFile(self._path) if self._map is None else self._pa.BufferReader(self._map)
 
     def get(self, number: int) -> Any:
         """Return a record batch."""
         if self._stream is not None:
             return self._stream[number]
-        with self._pa.OSFile(self._path) as file:
-            if self._is_file:
-                return self._pa.ipc.open_file(file, options=self._options).get_record_batch(number)
-            file.seek(self._places[number])
-            return self._pa.ipc.read_record_batch(self._pa.ipc.read_message(file), self.schema)
+        if self._file is not None:
+            with self._lock:
+                return self._file.get_record_batch(number)
+        with self._open() as file:
+            return self._pa.ipc.open_file(file, options=self._options).get_record_batch(number)
 
 
 def _find_short_column(schema: Any) -> int:

@@ -5,18 +5,21 @@ for each item. All else (text, bytes, structures, decimals) is Python objects.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.errors import MissingDependency
+from penstock.core.errors import MissingDependency, OptionError
+from penstock.core.text import did_you_mean
 
 __all__ = [
     "ColumnType",
     "MissingValueError",
+    "check_columns",
+    "choose_fill",
     "convert_fixed",
     "convert_rows",
     "describe_type",
@@ -218,3 +221,46 @@ def convert_rows(array: Any, column: ColumnType, missing: Any) -> Sequence[Any]:
         for place in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist():
             rows[place] = missing
     return rows
+
+
+def check_columns(columns: Sequence[str], types: Mapping[str, ColumnType]) -> list[str]:
+    """Return the names of columns, each once; raise OptionError for one that does not exist."""
+    if isinstance(columns, str) or not columns:
+        raise OptionError(f"columns must be a list of names, such as {list(types)[:1]!r}, got {columns!r}.")
+    for name in columns:
+        if name not in types:
+            known = ", ".join(map(repr, types))
+            raise OptionError(f"columns must be of {known}, got {name!r}.{did_you_mean(name, types)}")
+    return list(dict.fromkeys(columns))
+
+
+def choose_fill(fill: Mapping[str, Any], types: Mapping[str, ColumnType]) -> dict[str, Any]:
+    """Return what stands for a missing value of each column: what was chosen, or else NaN, NaT, None or nothing."""
+    for name in fill:
+        if name not in types:
+            known = ", ".join(map(repr, types))
+            near = did_you_mean(name, types)
+            raise OptionError(f"fill must be for columns that are read ({known}), got {name!r}.{near}")
+    wrong = [name for name, value in fill.items() if not _fits(value, types[name])]
+    if wrong:
+        name = wrong[0]
+        raise OptionError(f"fill[{name!r}] must be a value of {types[name].label}, got {fill[name]!r}.")
+    return {name: fill.get(name, column.missing) for name, column in types.items()}
+
+
+def _fits(value: Any, column: ColumnType) -> bool:
+    """Return whether a value of a column can be this one, exactly."""
+    if column.kind != "fixed":
+        return True
+    given = np.asarray(value)
+    try:
+        stored = given.astype(column.dtype)
+        np.broadcast_to(stored, column.shape)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    is_number = given.dtype.kind in "biuf"
+    if column.dtype.kind in "mM":
+        return given.dtype.kind in "mM"
+    if column.dtype.kind == "b":
+        return given.dtype.kind == "b"
+    return is_number and (column.dtype.kind == "f" or bool((stored == given).all()))

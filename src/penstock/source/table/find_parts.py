@@ -1,9 +1,10 @@
-"""What a table is given as: files by a path, a pattern or a list, or a table in memory of any library."""
+"""What a table is given as: files by a path, a pattern or a list, or a table in memory of any library; its columns."""
 
 import codecs
 import glob
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,18 +13,22 @@ from typing import Any
 from penstock.core.cache import SharedCache
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.text import cause, count
+from penstock.core.types import UNNAMED
 from penstock.files.kinds import local_path
+from penstock.files.regular import open_input
 from penstock.source.table.arrow_file import ArrowPart
-from penstock.source.table.columns import import_pyarrow
-from penstock.source.table.csv_file import read_csv_table
-from penstock.source.table.parquet_file import ParquetPart
-from penstock.source.table.parts import MemoryPart, Part
+from penstock.source.table.columns import ColumnType, check_columns, describe_type, import_pyarrow
+from penstock.source.table.parts import MemoryPart, ParquetPart, Part
 
-__all__ = ["TABLE_EXTENSIONS", "find_parts"]
+__all__ = ["TABLE_EXTENSIONS", "agree_on_types", "find_parts"]
 
 _PARQUET, _ARROW, _CSV = (".parquet", ".pq"), (".feather", ".arrow", ".ipc"), (".csv", ".tsv")
 TABLE_EXTENSIONS = (*_PARQUET, *_ARROW, *_CSV)
+_DELIMITERS = {".csv": ",;\t|", ".tsv": "\t"}
+_CSV_BLOCK_BYTES = 1 << 30  # the types of columns are those of the values in the first block
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _KEPT_FOOTERS = 64  # of Parquet files: parsed, some hundred kilobytes each
+_INDEX = re.compile(r"__index_level_\d+__")  # the row numbers that pandas stores
 
 _LOG = logging.getLogger("penstock")
 
@@ -80,7 +85,7 @@ def _open_files(paths: Sequence[Path], encoding: str | None) -> list[Part]:
         elif suffix in _ARROW:
             parts.append(ArrowPart(path))
         elif suffix in _CSV:
-            parts.append(MemoryPart(read_csv_table(path, encoding or "utf-8"), str(path)))
+            parts.append(MemoryPart(_read_csv(path, encoding or "utf-8"), str(path)))
         else:
             raise SourceError(f"A table must be a file of {', '.join(TABLE_EXTENSIONS)}, got {path}.")
     return parts
@@ -94,6 +99,54 @@ def _check_encoding(encoding: str, paths: Sequence[Path]) -> None:
     other = next((path for path in paths if path.suffix.lower() not in _CSV), None)
     if other is not None:
         raise OptionError(f"encoding is one of CSV files, got encoding={encoding!r} for {other}.")
+
+
+def _read_csv(path: Path, encoding: str) -> Any:
+    """Return all of a CSV or TSV file as a table in memory."""
+    pa = import_pyarrow(f"Reading {path}")
+    from pyarrow import csv  # type: ignore[import-untyped]  # noqa: PLC0415
+
+    with open_input(path) as file:
+        content = file.readall()
+    if encoding == "utf-8" and content.startswith(_UTF_16):
+        raise SourceError(f"{path} must be a table of text in utf-8, but begins as UTF-16 does. Use encoding='utf-16'.")
+    delimiters = _DELIMITERS[path.suffix.lower()]
+    head = content.partition(b"\n")[0].decode(encoding, "replace")
+    try:
+        found = csv.read_csv(
+            pa.BufferReader(content),
+            read_options=csv.ReadOptions(
+                use_threads=False, block_size=min(_CSV_BLOCK_BYTES, max(1, len(content))), encoding=encoding
+            ),
+            parse_options=csv.ParseOptions(delimiter=max(delimiters, key=head.count), newlines_in_values=True),
+        )
+        names = found.schema.names
+    except UnicodeDecodeError as error:
+        raise _wrong_encoding(path, encoding, f"got {error.object[error.start : error.start + 20]!r}") from error
+    except (OSError, ValueError) as error:
+        raise SourceError(
+            f"{path} must be a table of text in {encoding}, with a line of names: {cause(error)}."
+        ) from error
+    for name, column in zip(names, found.columns, strict=True):
+        if pa.types.is_binary(column.type):  # what Arrow makes of text that is none
+            raise _wrong_encoding(path, encoding, f"{_find_no_text(column)} of column {name!r}")
+    return found
+
+
+def _find_no_text(column: Any) -> str:
+    """Return the first row that is not text in UTF-8, in words."""
+    for row, value in enumerate(column):
+        content = value.as_py() or b""
+        if "\ufffd" in content.decode("utf-8", "replace"):
+            return f"got {content[:40]!r} in row {row}"
+    return "got bytes"
+
+
+def _wrong_encoding(path: Path, encoding: str, found: str) -> SourceError:
+    return SourceError(
+        f"{path} must be a table of text in {encoding}, but {found}. Say which encoding it has, such as "
+        "encoding='latin-1', or save the file as UTF-8."
+    )
 
 
 def _open_memory(given: Any) -> tuple[list[Part], Any]:
@@ -153,3 +206,33 @@ def _warn_of_format(given: Any) -> None:
         _LOG.warning("The transform that was set on the Dataset is not applied: use Loader(transform=...).")
     elif len(chosen.get("columns") or given.column_names) < len(given.column_names):
         _LOG.warning("The columns that set_format chose are not applied: use TableSource(..., columns=...).")
+
+
+def agree_on_types(parts: Sequence[Part], columns: Sequence[str] | None) -> tuple[dict[str, ColumnType], list[str]]:
+    """Return all columns that are the same in all parts, and those to read; raise SourceError if those differ."""
+    first = _find_types(parts[0])
+    if not first:
+        raise SourceError(f"A table must have at least one column, got none in {parts[0].name}.")
+    names = list(first) if columns is None else check_columns(columns, first)
+    same = dict(first)
+    for part in parts[1:]:
+        types = _find_types(part)
+        same = {name: column for name, column in same.items() if name in types and types[name].label == column.label}
+        for name in [*names, *(types if columns is None else ())]:
+            here, there = (table[name].label if name in table else "no column" for table in (first, types))
+            if here != there:
+                raise SourceError(
+                    f"All files of a table must have the same columns, but column {name!r} is {here} in "
+                    f"{parts[0].name} and {there} in {part.name}. Leave it out with columns=..., or read the files "
+                    "one by one."
+                )
+    return same, names
+
+
+def _find_types(part: Part) -> dict[str, ColumnType]:
+    names = part.schema.names
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated or UNNAMED in names:
+        what = f"several columns {repeated[0]!r}" if repeated else "a column without a name"
+        raise SourceError(f"The columns of a table must have unique names, but {part.name} has {what}.")
+    return {field.name: describe_type(field.type) for field in part.schema if not _INDEX.fullmatch(field.name)}

@@ -13,13 +13,12 @@ from penstock.core.checks import check_integer
 from penstock.core.errors import ReadError, SourceError
 from penstock.core.index import Index
 from penstock.core.types import Block, Field, Span
-from penstock.source.checks import allocate_block, check_items, check_span, keep_existing
-from penstock.source.file_ranges import FileRanges
+from penstock.source.checks import allocate_block, check_items, check_span
 from penstock.source.select.selectable import Selectable
-from penstock.source.table.find_parts import find_parts
+from penstock.source.table.columns import check_columns, choose_fill
+from penstock.source.table.find_parts import agree_on_types, find_parts
 from penstock.source.table.parts import Part
 from penstock.source.table.reader import TableReader, TableSpec
-from penstock.source.table.schema import agree_on_types, check_columns, choose_fill
 
 __all__ = ["TableSource"]
 
@@ -54,8 +53,6 @@ class TableSource(Selectable):
        row group. Checksums of pages are verified if there are any; without them, a damaged number is a number.
     3. Forks and threads are safe: each process maps and opens files for itself, and worker processes decode without
        the threads of Arrow.
-
-    `prepare` reads the bytes of the selected columns ahead, of whole chunks of Arrow and Feather files.
 
     Parameters
     ----------
@@ -142,16 +139,6 @@ class TableSource(Selectable):
             self._process_reader().take(items if self._order is None else self._order[items], block)
         return block
 
-    def prepare(self, items: _Int64s) -> int:
-        """Start reading the chunks of items into the page cache; return the bytes that were not there."""
-        return self._locate(np.unique(self._spec.find_pieces(self._find_rows(items)))).read_ahead()
-
-    def release(self, items: _Int64s) -> None:
-        """Give the pages of compressed Feather files back to the system, of batches that are read whole."""
-        pieces, counts = np.unique(self._spec.find_pieces(np.unique(self._find_rows(items))), return_counts=True)
-        is_whole = counts == np.diff(self._spec.borders)[pieces]
-        self._locate(pieces[is_whole], only_decoded=True).give_back()  # maps are shared by all readers
-
     @property
     def reads_whole_chunks(self) -> bool:
         """Whether row groups or record batches are decoded as a whole."""
@@ -190,19 +177,6 @@ class TableSource(Selectable):
 
     def _item_bytes(self) -> int:
         return sum((field.item_bytes or field.typical_bytes or 1) for field in self.fields.values())
-
-    def _find_rows(self, items: _Int64s) -> _Int64s:
-        existing = keep_existing(items, self)
-        return existing if self._order is None else self._order[existing]
-
-    def _locate(self, pieces: _Int64s, *, only_decoded: bool = False) -> FileRanges:
-        """Return where the columns of pieces lie in files."""
-        found = [
-            part.locate_bytes(pieces[(pieces >= first) & (pieces < first + len(part.rows))] - first, list(self.fields))
-            for part, first in zip(self._spec.parts, self._spec.first_pieces.tolist(), strict=True)
-            if part.is_decoded or not only_decoded
-        ]
-        return FileRanges.join([each for each in found if len(each.begins)] or [FileRanges.none()])
 
     def _check_nulls(self) -> None:
         """Raise SourceError now if it is known that a value is missing for which nothing stands."""
