@@ -20,7 +20,7 @@ REQUIRED = {"numpy": "1.26", "rich": "13.8", "torch": "2.4", "typer": "0.12", "x
 """Packages that must be there, with their lowest versions."""
 
 OPTIONAL = {
-    "zarr": ("3.0", "zarr"),
+    "zarr": ("3.1.3", "zarr"),
     "numcodecs": ("0.15", "zarr"),
     "pynwb": ("2.8", "nwb"),
     "h5py": ("3.10", "nwb"),
