@@ -1,4 +1,4 @@
-"""Conversions that are killed: in one process, with worker processes, on a dask cluster."""
+"""Conversions that are killed: in one process, with worker processes."""
 
 import random
 import warnings
