@@ -31,8 +31,9 @@ RESULTS = ROOT / "bench" / "results" / "mutants.jsonl"
 TESTS = {  # besides tests/FOLDER: golden values, and the laws of plans and loaders
     "core": ["plan/test_golden.py"],
     "plan": ["laws/test_plan_*.py"],
-    "shard": [],
-    "feed": ["laws/test_loader_*.py"],
+    "shard": ["suites/test_damage.py", "suites/test_kills.py"],
+    "feed": ["laws/test_loader_*.py", "suites/test_loaders.py"],
+    "run": ["suites/test_loaders.py"],
 }
 SKIPPED = ("__init__.py", "doors.py", "version.py")  # imports on demand, and a string
 # Changes that nobody can notice, by file: a pattern of the changed code, and why it makes no difference.

@@ -39,9 +39,8 @@ CASES: tuple[Case, ...] = (
         WRITING,
         "kill -9 at more than 200 moments of a write, then resume: byte for byte the undisturbed dataset",
         (
-            "faults/test_shard_killed.py",
+            "suites/test_kills.py",
             "faults/test_convert_killed.py",
-            "faults/test_simulation_killed.py",
             "files/test_staging.py",
         ),
     ),
@@ -49,7 +48,7 @@ CASES: tuple[Case, ...] = (
         2,
         WRITING,
         "kill -9 without resuming: the reader refuses, verify lists what was left",
-        ("faults/test_shard_killed.py", "shard/test_verify.py"),
+        ("suites/test_kills.py", "shard/test_verify.py"),
     ),
     Case(
         3,

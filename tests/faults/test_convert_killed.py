@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from penstock_cases import some_cases
-from penstock_convert_parts import Row, Taped, has_happened, held, mend, mishap, read, rows, tapes, tree, visible
+from penstock_convert_parts import Taped, has_happened, held, mend, mishap, read, rows, tapes, tree, visible
 from penstock_test_killer import Killer, start_killer
 from penstock_test_parts import eventually
 from penstock_test_processes import session_members
@@ -17,10 +17,9 @@ from penstock.convert.convert import convert
 from penstock.convert.engines import LocalEngine
 from penstock.convert.scan import ConvertOptions
 from penstock.convert.splits import Split
-from penstock.core.errors import SourceError, WorkerError, WriteError
+from penstock.core.errors import WorkerError, WriteError
 from penstock.shard.outputs.write_options import WriteOptions
 
-SOAK = os.environ.get("PENSTOCK_TESTS") == "soak"
 HALVES = (("train", 0.5), ("val", 0.5))
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -94,58 +93,7 @@ def inputs(tmp_path: Path) -> list[Taped]:
     return tapes(tmp_path / "in", (4, 6, 4), ("anna_1", "bert_1", "anna_2"))
 
 
-def read_or_none(folder: Path) -> list[Row] | None:
-    try:
-        return read(folder)
-    except SourceError:
-        return None
-
-
 # -- the process that started it ---------------------------------------------------------------------------------------
-
-
-@some_cases(2)
-@pytest.mark.parametrize("case", CASES)
-def test_killed_before_any_change_of_a_file_resuming_ends_in_the_same_bytes(
-    case: str, conversions: Conversions, inputs: list[Taped], tmp_path: Path
-) -> None:
-    ticks = conversions.run(inputs, tmp_path / "whole", case)["count"]
-    assert ticks > 40
-    whole, names = tree(tmp_path / "whole"), options_of(case).split.names
-    new = {name: read(tmp_path / "whole" / name) for name in names}
-    for at in range(1, ticks + 1, 1 if SOAK else 13):
-        out = tmp_path / f"out{at}"
-        assert conversions.run(inputs, out, case, at=at)["killed"] == signal.SIGKILL
-        for name in names:
-            assert read_or_none(out / name) in (None, new[name]), f"killed at {at}"
-        conversions.run(inputs, out, case, existing="resume")
-        assert tree(out) == whole, f"killed at {at}"
-
-
-@some_cases(1)
-@pytest.mark.parametrize("case", ["plain", "by subject"])
-def test_killed_while_replacing_a_dataset_a_reader_sees_the_old_the_new_or_none(
-    case: str, conversions: Conversions, inputs: list[Taped], tmp_path: Path
-) -> None:
-    old = tapes(tmp_path / "old", (8, 9), ("anna_7", "carl_7"))
-    ticks = conversions.run(inputs, tmp_path / "whole", case)["count"]
-    whole, names = tree(tmp_path / "whole"), options_of(case).split.names
-    seen = set()
-    for at in range(1, ticks + 1, 1 if SOAK else 29):
-        out = tmp_path / f"out{at}"
-        conversions.run(old, out, case)
-        before = {name: read(out / name) for name in names}
-        files = tree(out)
-        assert conversions.run(inputs, out, case, at=at, existing="overwrite")["killed"] == signal.SIGKILL
-        for name in names:
-            found = read_or_none(out / name)
-            assert found in (None, before[name], read(tmp_path / "whole" / name)), f"killed at {at}"
-            seen.add("none" if found is None else "old" if found == before[name] else "new")
-        # Killed before it wrote anything: the old dataset is complete, and resuming does not replace it. Start again.
-        begun = {name for name in tree(out) if not name.endswith(".aside")} != files.keys()
-        conversions.run(inputs, out, case, existing="resume" if begun else "overwrite")
-        assert tree(out) == whole, f"killed at {at}"
-    assert "old" in seen
 
 
 HOW = {

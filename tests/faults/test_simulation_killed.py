@@ -1,10 +1,6 @@
 """A simulation whose writer is killed, at any moment: nothing half is read; written again, it has the same bytes."""
 
-import os
-import random
 import resource
-import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +14,6 @@ from penstock_test_killer import Killer, start_killer
 from penstock import SourceError, Span, WriteError, ZarrSource
 from penstock.recipes.streams import FlyVisSim, SimulationWriter, create_zarr_loader, load_column_slice, load_metadata
 
-SOAK = 10 if os.environ.get("PENSTOCK_TESTS") == "soak" else 1
 STEPS, NEURONS = 2500, 2  # a whole chunk, and one that is filled up
 
 SCRIPT = """
@@ -84,45 +79,6 @@ def check_readers(folder: Path, wholes: list[dict[str, bytes]]) -> None:
             read(folder)
         if folder.exists() and (folder / ".writing").exists():
             assert "a writer has not finished there. Run it again" in str(caught.value), name
-
-
-@pytest.mark.parametrize("before", ["nothing", "another simulation"])
-def test_killed_before_any_change_of_a_file_readers_refuse_and_writing_again_is_exact(
-    before: str, killer: Killer, tmp_path: Path
-) -> None:
-    wholes = []
-    for shift in (0, 1000):
-        killer.run(folder=str(tmp_path / f"whole{shift}"), shift=shift)
-        wholes.append(tree(tmp_path / f"whole{shift}"))
-    options = {"overwrite": True} if before != "nothing" else {}
-    if before != "nothing":
-        shutil.copytree(tmp_path / "whole0", tmp_path / "counted")
-    ticks, outcomes = killer.run(folder=str(tmp_path / "counted"), **options)["count"], set()
-    moments = range(1, ticks + 1) if SOAK > 1 else [*range(1, ticks - 24, 5), *range(ticks - 24, ticks + 1)]
-    for at in moments:
-        folder = tmp_path / f"{at}"
-        if before != "nothing":
-            shutil.copytree(tmp_path / "whole0", folder)
-        assert killer.run(at=at, folder=str(folder), shift=1000, **options)["killed"] == signal.SIGKILL
-        outcomes.add(next((number for number, whole in enumerate(wholes) if visible(folder) == whole), "none"))
-        check_readers(folder, wholes)
-        killer.run(folder=str(folder), shift=1000, step=1300, overwrite=True)
-        assert tree(folder) == wholes[1], f"written again after a kill at {at}"
-    assert ticks > 60
-    assert outcomes == {"none", 1, *([0] if options else [])}, "the moments cover the whole write"
-
-
-def test_killed_at_any_function_call_writing_again_is_exact(killer: Killer, tmp_path: Path) -> None:
-    ticks = killer.run(clock="events", folder=str(tmp_path / "whole"))["count"]
-    whole = tree(tmp_path / "whole")
-    moments = random.Random(0)
-    for number in range(8 * SOAK):
-        at = 1 + (number * ticks + moments.randrange(ticks)) // (8 * SOAK)
-        folder = tmp_path / f"{number}"
-        assert killer.run(at=at, clock="events", folder=str(folder))["killed"] == signal.SIGKILL
-        check_readers(folder, [whole])
-        killer.run(folder=str(folder), overwrite=True)
-        assert tree(folder) == whole, f"written again after a kill at {at}"
 
 
 def test_killed_by_kill_9_from_outside_writing_again_is_exact(killer: Killer, tmp_path: Path) -> None:
