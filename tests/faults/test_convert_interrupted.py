@@ -209,31 +209,6 @@ def test_killed_between_two_parts_of_a_split_the_other_is_named_and_resuming_end
     assert find_problems(Manifest.read(out / "train" / MANIFEST)) == []
 
 
-@pytest.mark.parametrize("case", ["plain", "by subject"])
-def test_the_old_dataset_is_readable_until_the_new_one_is_complete(
-    case: str, inputs: list[Taped], tmp_path: Path
-) -> None:
-    old = tapes(tmp_path / "old", (8, 9), ("anna_7", "carl_7"))
-    names = CASES[case].split.names
-    count = InterruptAt(-1)
-    convert(inputs, tmp_path / "whole", CASES[case], on_progress=count)
-    for at in range(1, count.count + 1, 3):
-        out = tmp_path / f"out{at}"
-        convert(old, out, CASES[case])
-        before = {name: read(out / name) for name in names}
-        files = tree(out)
-        with pytest.raises(KeyboardInterrupt):
-            convert(inputs, out, CASES[case], existing="overwrite", on_progress=InterruptAt(at))
-        assert {name: read(out / name) for name in names} == before
-        if tree(out) == files:  # it had not begun: the old one is complete, and is not replaced by resuming
-            with pytest.raises(OptionError, match="was completed with others"):
-                convert(inputs, out, CASES[case], existing="resume")
-            convert(inputs, out, CASES[case], existing="overwrite")
-        else:
-            convert(inputs, out, CASES[case], existing="resume")
-        assert tree(out) == tree(tmp_path / "whole"), f"interrupted at {at}"
-
-
 @pytest.mark.parametrize("case", ["by file", "by subject"])
 def test_where_one_of_several_splits_cannot_be_made_ready_none_appears(
     case: str, inputs: list[Taped], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -75,15 +75,6 @@ def test_shards_whose_manifest_was_removed_do_not_stay_beside_the_new_ones(tmp_p
     assert sorted(contents(tmp_path)) == [MANIFEST, "shard_000000.tar", "shard_000000.tar.index"]
 
 
-def test_shards_of_a_dataset_that_was_about_to_be_replaced_are_removed_after_starting_over(tmp_path: Path) -> None:
-    # A writer was killed between taking away the previous manifest and publishing its own.
-    write(tmp_path, 7, shard_name_pattern="old_{shard_idx}.tar")
-    (tmp_path / ".writing").mkdir()
-    (tmp_path / MANIFEST).rename(tmp_path / ".writing" / "replaced.json")
-    write(tmp_path, 2)
-    assert sorted(contents(tmp_path)) == [MANIFEST, "shard_000000.tar", "shard_000000.tar.index"]
-
-
 def test_the_writer_does_not_remove_files_listed_in_a_foreign_manifest(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_bytes(b"three years")
     foreign = {"total_samples": 1, "shards": [{"shard_name": "thesis.txt"}]}
@@ -116,16 +107,6 @@ def test_a_large_manifest_has_a_table_which_goes_with_it(tmp_path: Path, monkeyp
     (tmp_path / "dataset_metadata.shards").unlink()
     index_archives(tmp_path)
     assert read_table(tmp_path / MANIFEST) is not None
-
-
-def test_the_old_dataset_is_readable_until_the_new_one_is_published(tmp_path: Path) -> None:
-    write(tmp_path, 7)
-    writer = start_writer(tmp_path)
-    for number in range(5):
-        writer.write(sample(100 + number), None, None)
-        assert numbers(tmp_path) == list(range(7))
-    writer.commit()
-    assert numbers(tmp_path) == [100, 101, 102, 103, 104]
 
 
 def test_replacing_a_dataset_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -197,19 +178,6 @@ def test_a_dataset_is_not_replaced_unless_asked(kind: str, tmp_path: Path) -> No
     assert contents(tmp_path) == before
     write(tmp_path, 2, overwrite=True)
     assert numbers(tmp_path) == [0, 1]
-
-
-def test_an_interrupted_replacement_is_resumed_without_asking_again(tmp_path: Path) -> None:
-    write(tmp_path)
-    writer = start_writer(tmp_path, shard_size=2)
-    for number in range(5):
-        writer.write(sample(10 + number), None, None)
-    writer.abandon()
-    resumed = ShardWriter(tmp_path, WriteOptions(2), resume=True)
-    assert resumed.written == 4
-    resumed.write(sample(14), None, None)
-    resumed.commit()
-    assert numbers(tmp_path) == [10, 11, 12, 13, 14]
 
 
 def test_resuming_and_replacing_at_once_is_refused(tmp_path: Path) -> None:

@@ -93,17 +93,6 @@ def test_resuming_with_other_fields_is_refused(tmp_path: Path) -> None:
     resumed.abandon()
 
 
-def test_starting_over_discards_the_unfinished_write(tmp_path: Path) -> None:
-    writer = start_writer(tmp_path, shard_size=1)
-    for number in range(4):
-        writer.write(sample(50 + number), None, None)
-    writer.abandon()
-    write(tmp_path, 2)
-    write(tmp_path / "fresh", 2)
-    found = {name: content for name, content in contents(tmp_path).items() if not name.startswith("fresh")}
-    assert found == contents(tmp_path / "fresh")
-
-
 @pytest.mark.parametrize("name", ["shard_000001.tar", "shard_000001.tar.index"])
 @pytest.mark.parametrize("damage", ["truncated", "missing", "flipped"])
 def test_a_finished_shard_that_was_damaged_meanwhile_is_written_again_or_refused(
