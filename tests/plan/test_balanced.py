@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.errors import PlanError
 from penstock.core.index import Index
 from penstock.plan.balanced import Balanced
 from penstock.plan.plan import Plan
@@ -146,40 +145,6 @@ def test_the_items_are_those_of_the_source_under_a_selection() -> None:
     assert counts[9] == 3
     assert counts[2] + counts[5] == 3
     assert min(counts[2], counts[5]) == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"groups": range(8), "weights": range(-1, 7)}, r"got \(-1, 0, 1, 2, 3, 4, 5, 6\)\."),
-        ({"groups": range(9), "weights": range(-1, 8)}, r"got \(-1, 0, 1, 2, 3, 4, 5, 6, …\)\."),
-        ({"weights": [0, 0.0]}, r"finite numbers >= 0, and one of them > 0, got \(0, 0\)"),
-        ({"weights": [1.5, -0.5]}, r"weights must be finite numbers >= 0, .*, got \(1.5, -0.5\)"),
-        ({"weights": [float("nan"), 1.0]}, r"weights must be finite numbers >= 0, .*, got \(nan, 1\)"),
-        ({"weights": [float("inf"), 1.0]}, r"weights must be finite numbers >= 0, .*, got \(inf, 1\)"),
-        ({"weights": [1e308, 1e308]}, r"weights must be finite numbers >= 0, .*, got \(1e\+308, 1e\+308\)"),
-        ({"weights": {"a": 1.0}}, r"weights must name the groups \['a', 'b'\], got \['a'\]"),
-        ({"weights": {"a": 0.5, "c": 0.5}}, r"weights must name the groups \['a', 'b'\], got \['a', 'c'\]"),
-        ({"weights": {"a": 0.5, "b": 0.5, "c": 0.0}}, r"weights must name the groups .*, got \['a', 'b', 'c'\]"),
-        ({"weights": [1.0]}, r"one value per group \(2: \['a', 'b'\]\), got 1"),
-        ({"weights": [0.2, 0.3, 0.5]}, r"one value per group \(2: .*, got 3"),
-        ({"weights": [[0.5, 0.5]]}, r"one value per group \(2: .*, got 2"),
-        ({"length": 0}, "length must be an integer >= 1, got 0"),
-        ({"length": -5}, "length must be an integer >= 1, got -5"),
-        ({"groups": []}, r"A balanced order needs at least one item, but groups is empty"),
-        ({"groups": [["a"], ["b"]]}, r"one label per item, got shape \(2, 1\)"),
-        ({"groups": "ab"}, r"one label per item, got shape \(\)"),
-    ],
-)
-def test_invalid_groups_and_weights_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(PlanError, match=message):
-        Balanced(**{"groups": ["a", "b", "b"], **arguments})
-
-
-@pytest.mark.parametrize("items", [0, 2, 4])
-def test_labels_that_are_not_one_per_item_are_refused(items: int) -> None:
-    with pytest.raises(PlanError, match=rf"one label per item \({items}\), got 3"):
-        Plan(Index.uniform(items), Balanced(["a", "b", "b"]), batch_size=1)
 
 
 def test_the_repr_tells_different_groups_weights_and_lengths_apart() -> None:

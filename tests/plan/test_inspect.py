@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.errors import PlanError
 from penstock.core.index import Index
 from penstock.core.types import Arrangement
 from penstock.plan.balanced import Balanced
@@ -87,11 +86,6 @@ def test_a_batch_over_the_end_of_a_pass_is_explained() -> None:
         "4 items, 8, 9, 0, 1. They are taken directly from the source. The batch crosses the end of pass 0."
     )
     assert "reaches over" not in stream.explain(1, epoch=1)
-
-
-def test_a_batch_that_does_not_exist_cannot_be_explained() -> None:
-    with pytest.raises(PlanError, match="batch must be >= 0 and < 5, the batches of epoch 0, got 5"):
-        Plan(Index.uniform(50), Shuffle(), batch_size=10, tail="drop").explain(5)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Orders that visit each item once, or some of the items."""
 
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -165,11 +164,6 @@ def test_every_epoch_has_another_subset_and_every_item_comes() -> None:
     assert set().union(*epochs) == set(range(50))
 
 
-def test_a_subset_of_more_items_than_there_are_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"count must be <= 10, the number of items, got 11: .*without replacement"):
-        Plan(Index.uniform(10), Subset(11), batch_size=1)
-
-
 @given(
     n=st.integers(1, 60),
     size=st.integers(1, 20),
@@ -224,40 +218,6 @@ def test_batches_of_the_stretch_size_are_one_read_each() -> None:
 def test_visits_tell_stretches_that_share_an_item_apart() -> None:
     draws = list(Plan(Index.uniform(6), RandomChunks(4, count=20), batch_size=4).epoch(0).draws(range(20)))
     assert [draw.visits.tolist() for draw in draws] == [[run] * 4 for run in range(20)]
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: WindowShuffle(0), "window must be an integer >= 1, got 0"),
-        (lambda: WindowShuffle(-3), "window must be an integer >= 1, got -3"),
-        (lambda: Subset(0), "count must be an integer >= 1, got 0"),
-        (lambda: RandomChunks(0), "size must be an integer >= 1, got 0"),
-        (lambda: RandomChunks(4, count=0), "count must be an integer >= 1, got 0"),
-        (lambda: RandomChunks(4, align=-1), "align must be an integer >= 1, got -1"),
-    ],
-)
-def test_an_order_that_visits_nothing_is_refused(make: Any, message: str) -> None:
-    with pytest.raises(PlanError, match=message):
-        make()
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: WindowShuffle(2.5),
-        lambda: WindowShuffle("2.5"),
-        lambda: Subset(2.5),
-        lambda: RandomChunks(2.5),
-        lambda: RandomChunks(4, count=2.5),
-        lambda: RandomChunks(4, align=2.5),
-        lambda: Balanced([0, 1], length=2.5),
-    ],
-    ids=["window", "window-str", "subset", "size", "count", "align", "length"],
-)
-def test_orders_refuse_counts_that_are_no_integers(make: Any) -> None:
-    with pytest.raises(PlanError, match=r"2\.5"):
-        make()
 
 
 def test_a_window_larger_than_the_data_is_refused_with_the_largest_that_fits() -> None:

@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import re
 from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
@@ -94,53 +93,6 @@ def test_the_identity_of_a_plan_changes_with_everything_the_order_depends_on() -
     ]
     assert len({json.dumps(other.identity()) for other in different}) == len(different)
     assert pickle.loads(pickle.dumps(plan)).identity() == plan.identity()
-
-
-@pytest.mark.parametrize("value", [0, -1, True, 2.5, "4", None, np.float64(4.0)])
-@pytest.mark.parametrize("name", ["batch_size", "lanes"])
-def test_batch_size_and_lanes_must_be_positive_integers(name: str, value: Any) -> None:
-    with pytest.raises(PlanError, match=re.escape(f"{name} must be an integer >= 1, got {value!r}")):
-        Plan(INDEX, Shuffle(), **{"batch_size": 4, name: value})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"seed": -1}, "seed must be an integer >= 0, got -1"),
-        ({"seed": 1.5}, "seed must be an integer >= 0, got 1.5"),
-        ({"seed": None}, "seed must be an integer >= 0, got None"),
-        ({"tail": "wrap"}, "tail must be one of 'drop', 'short', 'pad', got 'wrap'"),
-        ({"tail": None}, "tail must be one of 'drop', 'short', 'pad', got None"),
-        ({"order": Shuffle}, r"order must be an order such as Shuffle\(\) or .*, got <class .*Shuffle'>"),
-        ({"order": "shuffle"}, "order must be an order such as .*, got 'shuffle'"),
-        ({"index": 10}, r"must be an Index \(source.index\), got int"),
-        ({"index": [1, 2, 3]}, r"must be an Index \(source.index\), got list"),
-        ({"order": WindowShuffle(3)}, r"window must be <= 2, the number of chunks, got 3"),
-    ],
-)
-def test_invalid_plans_are_refused_on_construction(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(PlanError, match=message):
-        Plan(**{"index": INDEX, "order": Shuffle(), "batch_size": 4, **arguments})
-
-
-@pytest.mark.parametrize(
-    ("number", "origin", "message"),
-    [
-        (-1, 0, "epoch must be >= 0 and origin must be in 0 … 10, got epoch -1, origin 0"),
-        (0, 11, "origin must be in 0 … 10, got epoch 0, origin 11"),
-        (0, -1, "origin must be in 0 … 10, got epoch 0, origin -1"),
-    ],
-)
-def test_an_epoch_that_does_not_exist_is_refused(number: int, origin: int, message: str) -> None:
-    with pytest.raises(PlanError, match=message):
-        Plan(INDEX, Shuffle(), batch_size=4).epoch(number, origin)
-
-
-@pytest.mark.parametrize("tail", ["drop", "pad"])
-@pytest.mark.parametrize("batch", [-1, 5, 10**12])
-def test_a_batch_that_does_not_exist_is_refused(tail: str, batch: int) -> None:
-    with pytest.raises(PlanError, match=f"batch must be >= 0 and < 5, the batches of epoch 2, got {batch}"):
-        Plan(INDEX, Shuffle(), batch_size=2, tail=tail).epoch(2).draw(batch)
 
 
 @pytest.mark.parametrize("order", [Sequential(), Shuffle(), WindowShuffle(8)], ids=repr)

@@ -1,12 +1,10 @@
 """Epochs of a fixed number of batches, in cases that can be counted by hand."""
 
 import pickle
-from typing import Any
 
 import numpy as np
 import pytest
 
-from penstock.core.errors import PlanError
 from penstock.core.index import Index
 from penstock.plan.orders import Sequential, Shuffle, WindowShuffle
 from penstock.plan.plan import Plan, Segments
@@ -79,30 +77,10 @@ def test_segments_over_no_items_have_no_batches(tail: str) -> None:
     assert stream.mixing().batches_measured == 0
 
 
-@pytest.mark.parametrize("length", [0, -1, True, 2.5, "2", None])
-def test_a_length_must_be_a_positive_integer(length: Any) -> None:
-    with pytest.raises(PlanError, match=f"length must be an integer >= 1, got {length!r}"):
-        Segments(Plan(Index.uniform(10), Shuffle(), batch_size=4, tail="drop"), length)
-
-
 def test_a_numpy_length_is_a_length() -> None:
     stream = Segments(Plan(Index.uniform(10), Sequential(), batch_size=4, tail="drop"), np.int64(2))
     assert items(stream, 1) == [[8, 9, 0, 1], [2, 3, 4, 5]]
     assert type(stream.identity()["segment"]) is int
-
-
-@pytest.mark.parametrize(("number", "origin"), [(-1, 0), (0, 3)])
-@pytest.mark.parametrize("tail", ["drop", "short"])
-def test_a_segment_that_does_not_exist_is_refused(tail: str, number: int, origin: int) -> None:
-    stream = Segments(Plan(Index.uniform(10), Shuffle(), batch_size=4, tail=tail), 2)
-    with pytest.raises(PlanError, match=f"epoch must be >= 0 .*, got epoch {number}, origin {origin}"):
-        stream.epoch(number, origin)
-
-
-def test_a_batch_past_the_end_of_a_segment_is_refused() -> None:
-    stream = Segments(Plan(Index.uniform(10), Shuffle(), batch_size=4, tail="drop"), 2)
-    with pytest.raises(PlanError, match="batch must be >= 0 and < 2, the batches of epoch 5, got 2"):
-        stream.epoch(5).draw(2)
 
 
 def test_segments_of_a_stream_belong_to_the_pass_in_which_they_begin() -> None:

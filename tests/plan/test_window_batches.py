@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import ArraySource, Loader, OptionError, PlanError, RandomChunks, ResumeError, Shuffle, WindowShuffle
+from penstock import ArraySource, Loader, PlanError, RandomChunks, ResumeError, Shuffle, WindowShuffle
 from penstock.core.index import Index
 from penstock.plan.epoch import join_ranges
 from penstock.plan.plan import Plan
@@ -111,11 +111,6 @@ def test_data_smaller_than_a_window_are_one_window() -> None:
 def test_sizes_of_a_partition_must_be_integers(size: Any, align: Any) -> None:
     with pytest.raises(PlanError, match=r"(size|align) must be an integer >= 1"):
         PartitionChunks(size, align)
-
-
-def test_borders_that_cannot_be_aligned_are_refused() -> None:
-    with pytest.raises(PlanError, match=r"chunk_size must be >= the alignment of its borders \(12 rows\), got 10"):
-        plan(PartitionChunks(10, 12))
 
 
 # -- anywhere ----------------------------------------------------------------------------------------------------------
@@ -249,11 +244,6 @@ def test_a_plan_of_windows_pickles_compares_and_describes_itself() -> None:
 def test_orders_without_windows_of_consecutive_items_are_refused(order: Any) -> None:
     with pytest.raises(PlanError, match=r"order must have windows of consecutive items, as RandomChunks\(4\), got"):
         WindowBatches(Index.uniform(9), order)
-
-
-def test_a_seed_must_be_an_integer() -> None:
-    with pytest.raises(OptionError, match="seed must be an integer >= 0, got -1"):
-        plan(RandomChunks(4), seed=-1)
 
 
 # -- in a loader -------------------------------------------------------------------------------------------------------
