@@ -35,8 +35,8 @@ from penstock.files.stores.options import StoreOptions
 from penstock.files.stores.url import Url, parse_place
 from penstock.shard.manifest import FieldInfo, Manifest, ShardEntry
 from penstock.shard.outputs.contents import ShardContents
-from penstock.shard.outputs.open_place import open_place
-from penstock.shard.outputs.place import Finished, Lock, Place
+from penstock.shard.outputs.place import Lock, Place, open_place
+from penstock.shard.shard_file import Finished
 from penstock.shard.writer import merge_fields
 
 __all__ = ["Existing", "convert", "existing_from_flags"]

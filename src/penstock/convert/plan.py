@@ -22,8 +22,7 @@ from penstock.core.errors import MissingDependency, PenstockError
 from penstock.core.text import name_once
 from penstock.files.stores.options import StoreOptions
 from penstock.files.stores.url import Url
-from penstock.shard.outputs.open_place import open_place
-from penstock.shard.outputs.place import Place
+from penstock.shard.outputs.place import Place, open_place
 from penstock.shard.outputs.write_options import WriteOptions
 
 __all__ = ["AlignableInput", "Alignment", "BadInput", "Chosen", "ItemRuns", "Job", "Label", "Scan", "Scanner"]

@@ -10,6 +10,7 @@ import xxhash
 
 from penstock.files.durable import create_aside, write_all, write_aside
 from penstock.shard.codec import NpyHeader, Payload
+from penstock.shard.columns.read_index import ShardIndex
 from penstock.shard.compression import Compression, make_compressor
 from penstock.shard.manifest import ShardEntry
 from penstock.shard.side_index import SideIndex, SideIndexBuilder, index_name
@@ -18,6 +19,7 @@ from penstock.shard.tar import END, TAR_BLOCK, HeaderTemplate, byte_sum
 __all__ = [
     "ArchiveStream",
     "FileSink",
+    "Finished",
     "IndexSizes",
     "MemberLayouts",
     "ShardFile",
@@ -41,6 +43,10 @@ _MAX_TEMPLATES = 4096
 _sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
 if _sync_file_range is not None:
     _sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+
+
+Finished = tuple[ShardEntry, ShardIndex]
+"""A shard that was written completely."""
 
 
 class IndexSizes(Protocol):

@@ -25,7 +25,7 @@ from penstock.shard.columns.read_index import ShardIndex
 from penstock.shard.manifest import FieldInfo, Manifest, ShardEntry
 from penstock.shard.names import automatic_key, encode_key, field_name
 from penstock.shard.outputs.contents import ShardContents
-from penstock.shard.outputs.open_place import open_place
+from penstock.shard.outputs.place import open_place
 from penstock.shard.outputs.stored_samples import StoredSamples
 from penstock.shard.outputs.uploads import untag
 from penstock.shard.outputs.write_options import Shard, WriteOptions, open_shard

@@ -26,8 +26,7 @@ from penstock.files.staging import WRITING, Staging
 from penstock.shard.columns.read_index import parse_index
 from penstock.shard.compression import Compression
 from penstock.shard.manifest import MANIFEST, Manifest
-from penstock.shard.outputs.place import Finished
-from penstock.shard.shard_file import FileSink, make_entry
+from penstock.shard.shard_file import FileSink, Finished, make_entry
 from penstock.shard.side_index import index_name
 from penstock.shard.table import table_path
 
@@ -55,7 +54,7 @@ def find_finished_shard(writing: Path, name: str, compression: Compression) -> F
 
 @dataclass(frozen=True, slots=True)
 class LocalShards:
-    """Shards in a folder; see `ShardFolder`."""
+    """Shards in a folder."""
 
     folder: Path
 
@@ -97,7 +96,7 @@ class LocalShards:
 
 
 class LocalPlace:
-    """A folder; see `Place`."""
+    """A folder; see `outputs.place`."""
 
     def __init__(self, folder: Path) -> None:
         self.where, self._staging = folder, stage(folder)

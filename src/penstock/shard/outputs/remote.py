@@ -32,12 +32,12 @@ from penstock.files.stores.store import Store, open_store
 from penstock.files.stores.url import Url
 from penstock.shard.compression import Compression
 from penstock.shard.manifest import MANIFEST, Manifest
-from penstock.shard.outputs.place import Finished
 from penstock.shard.outputs.uploads import RemoteShards, run_together
+from penstock.shard.shard_file import Finished
 from penstock.shard.side_index import index_name
 from penstock.shard.table import table_path
 
-__all__ = ["RemotePlace"]
+__all__ = ["RemotePlace", "Turn"]
 
 _OPTIONS, _COMMIT = f"{WRITING}/options.json", f"{WRITING}/{MANIFEST}"
 _TABLE = table_path(Path(MANIFEST)).name
@@ -57,7 +57,7 @@ class _Begun:
 
 
 class RemotePlace:
-    """A URL; see `Place`."""
+    """A URL; see `outputs.place`."""
 
     def __init__(self, url: Url, options: StoreOptions | None = None) -> None:
         self.where = url
@@ -90,9 +90,9 @@ class RemotePlace:
                 return False
             return True
 
-    def lock(self) -> "_Turn":
+    def lock(self) -> "Turn":
         """Return what notices that another writer has begun."""
-        return _Turn(self)
+        return Turn(self)
 
     def check_unchallenged(self) -> None:
         """Raise WriteError if another writer has begun since this one has."""
@@ -258,8 +258,8 @@ class RemotePlace:
             raise WriteError(f"Could not write to {self.where}: {error}") from error
 
 
-class _Turn:
-    """The turn of one writer at a URL, in the process that began it; see `Lock`."""
+class Turn:
+    """The turn of one writer at a URL, in the process that began it, in place of a lock."""
 
     def __init__(self, place: RemotePlace) -> None:
         self._place, self._process = place, os.getpid()

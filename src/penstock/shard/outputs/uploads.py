@@ -18,8 +18,7 @@ from penstock.files.stores.url import Url
 from penstock.files.unnamed import find_path
 from penstock.shard.columns.read_index import parse_index
 from penstock.shard.compression import Compression
-from penstock.shard.outputs.place import Finished
-from penstock.shard.shard_file import Sink, describe_shard
+from penstock.shard.shard_file import Finished, Sink, describe_shard
 from penstock.shard.side_index import index_name
 
 __all__ = ["RemoteShards", "run_together", "untag"]
@@ -53,7 +52,7 @@ def run_together(function: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
 
 
 class RemoteShards:
-    """Shards below a URL; see `ShardFolder`.
+    """Shards below a URL.
 
     They are put at the place where readers will find them: without a manifest that lists them, they are no dataset.
     A side index is put after its shard, so that a shard that has one is complete.
