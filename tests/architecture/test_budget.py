@@ -17,7 +17,7 @@ BUDGET = {
     "files": 4195,
     "observe": 6244,
     "plan": 4122,
-    "recipes": 10472,
+    "recipes": 10453,
     "run": 3097,
     "shard": 7726,
     "source": 15938,

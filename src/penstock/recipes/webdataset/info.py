@@ -3,22 +3,18 @@
 import json
 import os
 import sys
-from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock.core.errors import OptionError
 from penstock.core.text import count
 from penstock.files.stores.options import StoreOptions
-from penstock.observe.picture import plot_item
 from penstock.shard.places.open_dataset import open_dataset
 from penstock.shard.summary import find_problems, summarize
-from penstock.source.tar.source import TarSource
 
-__all__ = ["ShardedDatasetInfo", "describe_item", "measure_values", "plot_stored_item", "read_item"]
+__all__ = ["ShardedDatasetInfo", "describe_item", "measure_values"]
 
 _OF_CONVERSIONS = ("conversion", "identity")
 
@@ -96,16 +92,6 @@ def _metadata_lines(metadata: dict[str, Any]) -> list[str]:
     return lines
 
 
-def read_item(shard_dir: str | os.PathLike[str], item: int, **options: Any) -> dict[str, Any]:
-    """Read and verify the fields of one item; `options` are those of `TarSource`."""
-    source = TarSource(shard_dir, **options)
-    if not 0 <= item < len(source.index):
-        raise OptionError(f"item must be 0–{len(source.index) - 1}, got {item}.")
-    found = {name: array[0] for name, array in source.take(np.array([item])).items()}
-    source.close()
-    return found
-
-
 def describe_item(fields: dict[str, Any]) -> list[str]:
     """Return one line per field of an item."""
     width = max(map(len, fields))
@@ -118,11 +104,6 @@ def measure_values(value: NDArray[Any]) -> dict[str, Any]:
     known = value[~np.isnan(value)] if n_nan else value
     found = {"min": known.min().item(), "max": known.max().item(), "mean": known.mean().item()} if known.size else {}
     return found | ({"nan": n_nan} if n_nan else {})
-
-
-def plot_stored_item(fields: dict[str, Any], path: Path, title: str) -> None:
-    """Plot an item into a file."""
-    plot_item(fields, path, title=title)
 
 
 def _describe_value(value: Any) -> str:
