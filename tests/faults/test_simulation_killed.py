@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from penstock_convert_parts import tree
 from penstock_test_killer import Killer, start_killer
 
 from penstock import SourceError, Span, WriteError, ZarrSource
@@ -46,10 +47,6 @@ def killer() -> Iterator[Killer]:
 def expected(shift: int = 0) -> np.ndarray:
     time, neuron, column = np.ogrid[0:STEPS, 0:NEURONS, 0:4]
     return (shift + 10 * time + 4 * neuron + column + 1).astype(np.float32)
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def visible(folder: Path) -> dict[str, bytes]:
@@ -94,7 +91,7 @@ def test_killed_by_kill_9_from_outside_writing_again_is_exact(killer: Killer, tm
     process.kill()
     process.communicate()
     check_readers(tmp_path / "sim", [tree(tmp_path / "whole")])
-    killer.run(folder=str(tmp_path / "sim"))
+    killer.run(folder=str(tmp_path / "sim"), overwrite=True)  # a slow test may have let it end
     assert tree(tmp_path / "sim") == tree(tmp_path / "whole")
 
 

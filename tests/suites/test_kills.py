@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from penstock_convert_parts import tree
 from penstock_test_killer import Killer, start_killer
 
 from penstock.core.errors import SourceError
@@ -21,10 +22,6 @@ SOAK = 20 if os.environ.get("PENSTOCK_TESTS") == "soak" else 1
 def killer() -> Iterator[Killer]:
     with start_killer(SCRIPT) as killer:
         yield killer
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 class Kills:
