@@ -15,10 +15,10 @@ from penstock.core.errors import OptionError, PenstockError, ReadError, WriteErr
 from penstock.core.text import count
 from penstock.files.regular import read_regular
 from penstock.files.stores.clients.obstore_client import PART_BYTES
-from penstock.files.stores.clients.shared_client import find_client
+from penstock.files.stores.clients.shared_client import Client, find_client
 from penstock.files.stores.errors import MissingObjectError, ReplacedObjectError, RequestError
 from penstock.files.stores.options import StoreOptions, stall_seconds
-from penstock.files.stores.protocol import Client, ObjectInfo
+from penstock.files.stores.protocol import ObjectInfo
 from penstock.files.stores.url import Url
 
 __all__ = ["PIECE_BYTES", "Store", "TransferCounts", "open_store"]

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
 
 from penstock.core.errors import DamageError, SourceError, WriteError
 from penstock.core.text import cause
@@ -11,7 +10,6 @@ from penstock.files.durable import remove_asides, write_aside
 from penstock.files.locks import FolderLock
 from penstock.files.spans.remote_folder import RemoteFolder
 from penstock.files.stores.store import open_store
-from penstock.files.stores.url import Url
 from penstock.shard.manifest import MANIFEST, Manifest
 
 __all__ = ["FolderTarget", "Target", "UrlTarget"]
@@ -21,23 +19,6 @@ _UPLOADS = 16  # at once
 
 _Files = Sequence[tuple[str, bytes]]
 """Names and contents; the manifest comes last."""
-
-
-class Target(Protocol):
-    """Where an index is written to."""
-
-    @property
-    def place(self) -> Path | Url:
-        """The folder."""
-        ...
-
-    def read_manifest(self, name: str) -> Manifest:
-        """Read a manifest that is there; raise as `Manifest.read` does."""
-        ...
-
-    def write(self, files: _Files) -> None:
-        """Write files in order; another program's manifest is kept under another name."""
-        ...
 
 
 class FolderTarget:
@@ -102,6 +83,10 @@ class UrlTarget:
             raise WriteError(
                 f"{error} To keep the index on this machine instead, name a folder with output=..."
             ) from error
+
+
+Target = FolderTarget | UrlTarget
+"""Where an index is written to."""
 
 
 def _is_kept(target: Target, name: str) -> bool:

@@ -30,7 +30,7 @@ _PATIENCE_SECONDS = 10.0
 
 
 class ProcessClient:
-    """Requests by a client process; see `Client`."""
+    """Requests by a client process, as `ObstoreClient` does them."""
 
     def __init__(self, settings: ObstoreSettings, options: StoreOptions) -> None:
         self._settings, self._options = settings, options

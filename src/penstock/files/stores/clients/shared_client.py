@@ -20,9 +20,14 @@ from penstock.files.stores.clients.process_client import ProcessClient
 from penstock.files.stores.clients.settings import find_provider, obstore_config
 from penstock.files.stores.errors import RequestError
 from penstock.files.stores.options import StoreOptions
-from penstock.files.stores.protocol import Client
 
-__all__ = ["SharedClient", "find_client"]
+__all__ = ["Client", "SharedClient", "find_client"]
+
+Client = ObstoreClient | ProcessClient
+"""One request at a time, without repeating any. Thread-safe; every failure is a RequestError.
+
+Paths are those below the bucket or the server. `seconds` is how long the answer may take.
+"""
 
 _T = TypeVar("_T")
 _HEADERS = ("authorization", "cookie", "expires_at")  # those that are not sent to a server that is redirected to
