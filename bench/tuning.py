@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import penstock as ps
 from bench.measure import report
 from bench.sizes import sized
-from penstock.recipes.tune.tuning import Setting
+from penstock.observe.tuning import Setting
 
 __all__ = ["run"]
 

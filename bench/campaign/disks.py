@@ -25,8 +25,8 @@ from penstock.convert.scan import ConvertOptions
 from penstock.core.errors import SourceError, WriteError
 from penstock.files.machine import Machine
 from penstock.observe.page import gather_report, save_report
+from penstock.observe.tuning import Setting, Trial, Tuning
 from penstock.recipes.streams import FlyVisSim, SimulationWriter, load_column_slice
-from penstock.recipes.tune.tuning import Setting, Trial, Tuning
 from penstock.recipes.webdataset import ResumableWebDatasetLoader
 from penstock.shard.index_tars import index_archives
 from penstock.shard.outputs.write_options import WriteOptions

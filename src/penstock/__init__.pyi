@@ -35,6 +35,7 @@ from penstock.feed.loader import Loader as Loader
 from penstock.feed.pad import Pad as Pad
 from penstock.files.stores.options import StoreOptions as StoreOptions
 from penstock.observe.page import write_report as write_report
+from penstock.observe.search import tune as tune
 from penstock.observe.watcher import watch as watch
 from penstock.plan.balanced import Balanced as Balanced
 from penstock.plan.lengths.near import Bucketed as Bucketed
@@ -47,7 +48,6 @@ from penstock.plan.orders import WindowShuffle as WindowShuffle
 from penstock.plan.plan import Plan as Plan
 from penstock.plan.plan import Segments as Segments
 from penstock.recipes.mixture.mixture import Mixture as Mixture
-from penstock.recipes.tune.search import tune as tune
 from penstock.recipes.webdataset.loader import create_webdataset_dataloader as create_webdataset_dataloader
 from penstock.recipes.webdataset.writer import create_shards_from_arrays as create_shards_from_arrays
 from penstock.run.options import RunOptions as RunOptions

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 from penstock import create_shards_from_arrays
 from penstock.cli import app
+from penstock.observe.storage import look as storage
 from penstock.observe.storage.device import Device
 from penstock.observe.storage.measure import StorageSpeed
-from penstock.recipes.tune import storage
 
 DISK = StorageSpeed(Device("xfs", "/data", True), 1000, 150e6, 90, 200, n_timed=300)
 NVME = StorageSpeed(Device("ext4", "/", False), 1000, 2e9, 900_000, 1_900_000, n_timed=300)

@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import penstock as ps
 from penstock import Loader, Plan, Sequential, create_shards_from_arrays
 from penstock.cli import app
-from penstock.recipes.tune import Tuning
+from penstock.files.machine import this_machine
+from penstock.observe import Tuning
+from penstock.observe.tuning import Setting, Trial
 from penstock.source.find_source import open_source
 
 RUN = CliRunner()
@@ -41,6 +44,15 @@ def test_json_is_what_was_found(array: Path) -> None:
     assert [trial["executor"] for trial in found["trials"]] == ["inline"]
     assert found["step_seconds"] == 0.002
     assert found["batch_items"] == 32
+
+
+def test_the_settings_of_a_file_are_plain_json_that_a_loader_takes(array: Path) -> None:
+    setting = Setting.of("threads", 2, 4)
+    trials = (Trial(Setting.of("inline"), 1.0, 0.0), Trial(setting, 0.1, 0.1))
+    found = Tuning(trials, 8, 64, None, this_machine()).to_dict()["loader"]
+    assert json.loads(json.dumps(found)) == {"num_workers": 2, "options": {"executor": "threads", "prefetch": 4}}
+    with ps.open(str(array)).batch(8).loader(**found) as loader:
+        assert (loader.options.executor, loader.options.prefetch) == ("threads", 4)
 
 
 def test_shards_are_tuned_too(tmp_path: Path) -> None:

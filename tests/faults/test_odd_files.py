@@ -22,8 +22,8 @@ import penstock as ps
 from penstock.core.errors import DamageError, OptionError, PenstockError, WriteError
 from penstock.files.machine import this_machine
 from penstock.observe.run_file import read_run
+from penstock.observe.tuning import Setting, Trial, Tuning
 from penstock.recipes.trainers import build_from_config
-from penstock.recipes.tune.tuning import Setting, Trial, Tuning
 from penstock.shard.manifest import MANIFEST
 from penstock.source.tar.quarantine import Quarantine
 

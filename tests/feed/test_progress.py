@@ -9,7 +9,7 @@ from rich.progress import track
 from tqdm import tqdm
 
 from penstock import ArraySource, Loader, Plan, Shuffle, World
-from penstock.observe import progress
+from penstock.files import progress
 
 
 def make(rank: int = 0, size: int = 1) -> Loader:

@@ -21,8 +21,8 @@ from penstock.convert.scan import ConvertOptions
 from penstock.core.errors import DamageError, OptionError, WriteError
 from penstock.files.durable import write_aside
 from penstock.files.figures import save_figure
+from penstock.observe.tuning import Tuning
 from penstock.recipes.cellmap.predictions import CellMapDatasetWriter
-from penstock.recipes.tune.tuning import Tuning
 from penstock.shard.outputs.write_options import WriteOptions
 from penstock.shard.writer import ShardWriter
 from penstock.source.tar.quarantine import Quarantine

@@ -20,10 +20,10 @@ from penstock.core.errors import DamageError, OptionError, ReadError, ResumeErro
 from penstock.core.types import Span
 from penstock.observe.faults import read_quarantine
 from penstock.observe.run_file import is_run_file, read_run
+from penstock.observe.tuning import Tuning
 from penstock.recipes.cellmap.multi import CellMapDataSplit
 from penstock.recipes.crossval.cross_validation import cross_val_training
 from penstock.recipes.trainers.config import build_from_config
-from penstock.recipes.tune.tuning import Tuning
 from penstock.recipes.webdataset.loader import ResumableWebDatasetLoader
 from penstock.shard.index_tars import index_archives
 from penstock.shard.manifest import MANIFEST

@@ -14,7 +14,8 @@ from matplotlib.text import Text
 
 import penstock.observe.watcher as watching
 from penstock import MissingDependency, OptionError, WriteError
-from penstock.observe.advice import advice, format_bytes, format_duration, format_rate, live_line, summary
+from penstock.observe.advice import advise as advise_on
+from penstock.observe.advice import format_bytes, format_duration, format_rate, live_line, summary
 from penstock.observe.plot import plot_benchmark
 from penstock.observe.watcher import Watch, watch
 
@@ -31,14 +32,16 @@ CALM: dict[str, Any] = {
 
 
 def advise(*, restarts_workers: bool = False, **changes: Any) -> list[str]:
-    return advice({**CALM, **changes}, restarts_workers=restarts_workers)
+    findings = advise_on({**CALM, **changes}, restarts_workers=restarts_workers)
+    assert len({finding.name for finding in findings}) == len(findings)
+    return [str(finding) for finding in findings]
 
 
 def test_advice_on_a_training_that_waits_names_what_to_try() -> None:
     (line,) = advise(wait_fraction=0.62, wait_p50_ms=80.0, wait_mean_ms=81.0)
     assert line == (
         "The training waited 62 % of the time for data (p50 80 ms per batch): it is data-bound. "
-        "Try penstock.tune(loader). Without waiting it would be 2.6 times as fast."
+        "Without waiting it would be 2.6 times as fast. Try penstock.tune(loader)."
     )
 
 
@@ -66,7 +69,7 @@ def test_every_fraction_of_waiting_has_its_verdict(fraction: float | None, words
 
 def test_waiting_in_bursts_asks_for_a_larger_prefetch() -> None:
     bursts = {"wait_fraction": 0.3, "wait_mean_ms": 20.0, "wait_p50_ms": 1.0, "wait_max_ms": 900.0}
-    assert "a larger prefetch" in advise(**bursts)[1]
+    assert "A larger prefetch" in advise(**bursts)[1]
     assert len(advise(**(bursts | {"wait_p50_ms": 15.0}))) == 1
     assert len(advise(**(bursts | {"wait_fraction": 0.01}))) == 1
 

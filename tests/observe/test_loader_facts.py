@@ -23,7 +23,7 @@ from penstock import (
     TarSource,
     create_shards_from_arrays,
 )
-from penstock.observe.advice import advice, live_line, summary
+from penstock.observe.advice import advise, live_line, summary
 from penstock.observe.loader_facts import Downloads, restarts_workers, try_len
 from penstock.observe.run_file import read_run
 from penstock.observe.watcher import Watch, watch
@@ -140,7 +140,9 @@ def figures(wait_fraction: float, waited: float) -> dict[str, Any]:
 
 
 def test_the_advice_names_the_cache_if_the_training_waits_for_downloads() -> None:
-    (line,) = [line for line in advice(figures(0.4, 5.0), restarts_workers=False) if "download" in line]
+    (line,) = [
+        line for line in [str(f) for f in advise(figures(0.4, 5.0), restarts_workers=False)] if "download" in line
+    ]
     assert line.startswith("Reads waited 5 s for downloads, which came at 30 kB/s.")
     assert "cache_bytes=" in line
     assert "penstock inspect URL --cache SIZE" in line
@@ -148,7 +150,7 @@ def test_the_advice_names_the_cache_if_the_training_waits_for_downloads() -> Non
 
 @pytest.mark.parametrize(("wait_fraction", "waited"), [(0.01, 5.0), (0.4, 0.5), (0.995, 5.0)])
 def test_there_is_no_such_advice_if_it_would_not_help(wait_fraction: float, waited: float) -> None:
-    assert "Reads waited" not in str(advice(figures(wait_fraction, waited), restarts_workers=False))
+    assert "Reads waited" not in str([str(f) for f in advise(figures(wait_fraction, waited), restarts_workers=False)])
 
 
 # -- run files ---------------------------------------------------------------------------------------------------------

@@ -309,19 +309,8 @@ def test_anything_else_is_listed_with_its_size(tmp_path: Path) -> None:
     assert "float64 (3, 4)" in text
 
 
-def test_lists_of_numbers_are_arrays(tmp_path: Path) -> None:
-    assert any("int64 (20,) · 0 – 19" in line for line in words_of({"x": list(range(20))}, tmp_path))
-
-
 def test_an_item_without_fields_says_so(tmp_path: Path) -> None:
     assert "This item has no fields." in words_of({}, tmp_path)
-
-
-def test_fields_beyond_the_room_of_a_figure_are_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.observe.picture._MOST_PANELS", 2)
-    item = {f"field {number}": np.arange(30) for number in range(4)}
-    text = "\n".join(texts_in(figure_of(item, tmp_path / "item.png")))
-    assert re.search(r"field 2 +int64 \(30,\)", text)
 
 
 def test_a_chart_in_a_page_takes_its_colours_from_it_and_shares_no_id() -> None:

@@ -20,9 +20,9 @@ from penstock.core.text import count
 from penstock.feed.loader import Loader
 from penstock.feed.pad import Pad
 from penstock.files.stores.url import Url
-from penstock.observe.storage.advise import default_order, default_windows
 from penstock.plan.balanced import Balanced
 from penstock.plan.costs import estimate_costs
+from penstock.plan.default_order import default_order, default_windows
 from penstock.plan.epoch import Tail
 from penstock.plan.lengths.near import Bucketed, TokenBudget
 from penstock.plan.lengths.packed import Packed

@@ -23,7 +23,7 @@ _KINDS = {"nwb": "NWB file", "npy": "array", "npz": "npz archive", "audio": "aud
 def inspect_recording(where: str, *, storage: bool, as_json: bool) -> None:
     """Print what is in a recording, and the command that converts it."""
     from penstock.convert.describe import describe_recording  # noqa: PLC0415  # imports numpy
-    from penstock.recipes.tune.storage import look_at_storage  # noqa: PLC0415
+    from penstock.observe.storage.look import look_at_storage  # noqa: PLC0415
 
     path, look = Path(where), look_at_storage(where) if storage else None  # before anything is read into memory
     kind, contents = describe_recording(path)

@@ -212,7 +212,7 @@ def convert(
     from penstock.convert.engines import LocalEngine  # noqa: PLC0415
     from penstock.convert.formats import inputs_of  # noqa: PLC0415
     from penstock.convert.to_shards import choose_store  # noqa: PLC0415
-    from penstock.observe.progress import track_phases  # noqa: PLC0415
+    from penstock.files.progress import track_phases  # noqa: PLC0415
 
     given, edits = {**_RUNNING.parse(values), **_FIELD.parse(values)}, _EDITS.parse(values)
     running, store, began, where = _Running(**given, **edits), make_store(values), time.monotonic(), parse_place(output)
@@ -355,7 +355,7 @@ def _estimate(
     """Print what would be written, its size and the time it takes, measured on a slice in a temporary folder."""
     from penstock.convert.scan import join_notes, make_jobs, scan_inputs  # noqa: PLC0415
     from penstock.convert.shard_task import close_recordings, write_task  # noqa: PLC0415
-    from penstock.observe.progress import track_phases  # noqa: PLC0415
+    from penstock.files.progress import track_phases  # noqa: PLC0415
     from penstock.shard.outputs.local import LocalShards  # noqa: PLC0415
 
     (output, options), bad = job, dict["Path | Url", str]()
@@ -441,7 +441,7 @@ def _print_result(command: Any, manifests: "dict[str, Manifest]", n_inputs: int,
 def _conclude(manifests: "dict[str, Manifest]", running: _Running, store: "StoreOptions | None") -> None:
     """Validate datasets if that is asked for, and print what was found, with the manifests as JSON."""
     from penstock.convert.to_shards import summaries  # noqa: PLC0415
-    from penstock.observe.progress import track_progress  # noqa: PLC0415
+    from penstock.files.progress import track_progress  # noqa: PLC0415
     from penstock.shard.verify import verify_shards  # noqa: PLC0415
 
     problems: dict[str, list[Problem]] = {}
@@ -497,7 +497,7 @@ def index(  # noqa: PLR0917  # one parameter per option
     are listed and nothing is written. The index of a URL is uploaded beside the tars, so that everybody can train from
     the URL. With --output it stays on this machine, for servers that cannot be written to.
     """
-    from penstock.observe.progress import track_progress  # noqa: PLC0415  # imports numpy
+    from penstock.files.progress import track_progress  # noqa: PLC0415  # imports numpy
     from penstock.shard.index_tars import index_archives  # noqa: PLC0415
     from penstock.shard.places.archives import find_archives  # noqa: PLC0415
 

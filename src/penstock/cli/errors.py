@@ -114,6 +114,7 @@ def name_options(message: str, command: Any) -> str:
 
     `shard_size must be`, `overwrite=True`, `fields=('a',)` become `--shard-size must be`, `--overwrite`, `--fields a`.
     """
+    message = message.replace("on_bad='skip'", "--skip-bad")
     message = re.sub(r"StoreOptions\(((?:endpoint|region|anonymous)=[^()]*)\)", r"\1", message)
     for parameter in command.params if command is not None else ():
         name, option = parameter.name or "", next((opt for opt in parameter.opts if opt.startswith("--")), "")

@@ -22,7 +22,7 @@ from penstock.observe.finding import LEVELS, Finding, worst
 if TYPE_CHECKING:
     from penstock.core.protocols import Source
     from penstock.files.stores.options import StoreOptions
-    from penstock.recipes.tune.storage import StorageLook
+    from penstock.observe.storage.look import StorageLook
     from penstock.shard.manifest import Manifest
 
 __all__ = ["check", "inspect", "tune"]
@@ -113,8 +113,8 @@ def _check_places(places: Sequence[str], store: "StoreOptions | None") -> None:
 
 
 def _inspect_machine(*, quiet: bool, as_json: bool) -> None:
+    from penstock.files.progress import track_phases  # noqa: PLC0415
     from penstock.observe.check.examine import examine  # noqa: PLC0415  # takes some time to import
-    from penstock.observe.progress import track_phases  # noqa: PLC0415
 
     with track_phases(show=not quiet) as bar:
         found = examine(on_progress=bar)
@@ -193,7 +193,8 @@ class _Look:
         look = self._look_at_storage() if self._storage else None
         costs = None if cache is None or self._manifest is None else _estimate_costs(self._manifest, cache)
         if as_json:
-            described = {} if item is None else {"item": {"number": item, "fields": _describe_fields(fields)}}
+            values = {name: _describe_value(value) for name, value in fields.items()}
+            described = {} if item is None else {"item": {"number": item, "fields": values}}
             drawn = {} if png is None else {"drawn_into": str(png)}
             more = [part.to_dict() for part in (look, costs) if part is not None]
             print_json(self._summary() | described | drawn | {k: v for part in more for k, v in part.items()})
@@ -206,7 +207,7 @@ class _Look:
             typer.echo(f"Plotted to {png}")
 
     def _look_at_storage(self) -> "StorageLook":
-        from penstock.recipes.tune.storage import look_at_storage  # noqa: PLC0415
+        from penstock.observe.storage.look import look_at_storage  # noqa: PLC0415
 
         return look_at_storage(self._where, store=self._store, show=not self._quiet)
 
@@ -291,10 +292,6 @@ def _print_tables(where: str, summary: dict[str, Any], described: dict[str, str]
     print_table(["Field", "Stored as", "Type", "Shape", f"Item {number:,}"], fields)
 
 
-def _describe_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: _describe_value(value) for name, value in fields.items()}
-
-
 def _describe_value(value: Any) -> dict[str, Any]:
     """Return a field of an item as JSON: single values as they are, arrays by dtype, shape and range."""
     if isinstance(value, bytes):
@@ -336,8 +333,8 @@ def check(
     Without --all, each finding is ok, a note, a warning (it works, but look at it) or a problem (it does not work,
     or data are at risk); with a problem, the exit code is 1. Nothing is changed.
     """
+    from penstock.files.progress import track_phases  # noqa: PLC0415
     from penstock.observe.check.examine import examine  # noqa: PLC0415  # imports numpy
-    from penstock.observe.progress import track_phases  # noqa: PLC0415
 
     store = make_store(values)
     _check_places([where], store)
@@ -361,7 +358,7 @@ def check(
 
 
 def _read_dataset(where: str, store: "StoreOptions | None", workers: int, quiet: bool) -> dict[str, Any]:
-    from penstock.observe.progress import track_progress  # noqa: PLC0415
+    from penstock.files.progress import track_progress  # noqa: PLC0415
     from penstock.shard.places.open_dataset import open_dataset  # noqa: PLC0415
     from penstock.shard.verify import verify_shards  # noqa: PLC0415
 
@@ -375,7 +372,7 @@ def _read_dataset(where: str, store: "StoreOptions | None", workers: int, quiet:
 
 
 def _read_store(where: str, workers: int, quiet: bool) -> dict[str, Any]:
-    from penstock.observe.progress import track_progress  # noqa: PLC0415
+    from penstock.files.progress import track_progress  # noqa: PLC0415
     from penstock.source.stored.zarr.check_store import check_store  # noqa: PLC0415
 
     with track_progress("Reading", 0, "bytes", show=not quiet) as bar:
@@ -399,7 +396,7 @@ def _read_source(where: str, store: "StoreOptions | None", quiet: bool) -> dict[
     """Read every item of what has no checksums, so that what cannot be read is found."""
     import numpy as np  # noqa: PLC0415
 
-    from penstock.observe.progress import track_progress  # noqa: PLC0415
+    from penstock.files.progress import track_progress  # noqa: PLC0415
     from penstock.shard.index_tars import Problem  # noqa: PLC0415
 
     source, problems = _open(where, store), []
@@ -441,10 +438,10 @@ def tune(  # noqa: PLR0917  # one parameter per option
     store = make_store(values)
     _check_places([where], store)
     from penstock.feed.loader import Loader  # noqa: PLC0415  # imports torch
+    from penstock.observe.search import tune as run_search  # noqa: PLC0415
+    from penstock.observe.storage.look import look_at_storage  # noqa: PLC0415
     from penstock.plan.orders import Shuffle  # noqa: PLC0415
     from penstock.plan.plan import Plan  # noqa: PLC0415
-    from penstock.recipes.tune.search import tune as run_search  # noqa: PLC0415
-    from penstock.recipes.tune.storage import look_at_storage  # noqa: PLC0415
     from penstock.source.tar.source import TarSource  # noqa: PLC0415
 
     source = _open(where, store)

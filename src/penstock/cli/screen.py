@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from penstock.core.text import count
-from penstock.observe.progress import is_terminal
+from penstock.files.progress import is_terminal
 
 if TYPE_CHECKING:
     from penstock.observe.finding import Finding

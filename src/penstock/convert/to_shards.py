@@ -14,9 +14,9 @@ from penstock.convert.inputs.function import FunctionInput, find_beside
 from penstock.convert.inputs.protocol import Input, input_place
 from penstock.convert.scan import ConvertOptions, join_notes
 from penstock.core.errors import OptionError
+from penstock.files.progress import track_phases
 from penstock.files.stores.options import StoreOptions
 from penstock.files.stores.url import Url, is_url, parse_place
-from penstock.observe.progress import track_phases
 from penstock.shard.manifest import Manifest
 
 __all__ = ["choose_store", "convert_to_shards", "list_notes", "log_notes", "summaries"]

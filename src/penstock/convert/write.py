@@ -26,10 +26,10 @@ from penstock.core.errors import ConversionError, OptionError, ReadError, Source
 from penstock.core.protocols import Source, Transform
 from penstock.core.seeds import check_seed
 from penstock.core.text import name_once
+from penstock.files.progress import track_phases
 from penstock.files.spans.options import RemoteOptions
 from penstock.files.stores.options import StoreOptions
 from penstock.files.stores.url import Url, is_url, parse_place
-from penstock.observe.progress import track_phases
 from penstock.shard.compression import COMPRESSIONS
 from penstock.shard.manifest import Manifest
 from penstock.shard.outputs.write_options import WriteOptions

@@ -25,7 +25,7 @@ from penstock.feed.iteration import Iteration
 from penstock.feed.memory import MemoryEstimate, tensor_bytes
 from penstock.feed.position import Delivery, Position
 from penstock.feed.ranks import current_world
-from penstock.observe.progress import track_progress
+from penstock.files.progress import track_progress
 from penstock.plan.cursor import Cursor
 from penstock.plan.plan import Plan
 from penstock.plan.world import World
@@ -88,7 +88,7 @@ class Loader:
         num_workers: int = 0,
         device: str | torch.device | None = None,
         world: World | None = None,
-        options: RunOptions | None = None,
+        options: RunOptions | Mapping[str, Any] | None = None,
         observer: Observer | None = None,
     ) -> None:
         self._given: dict[str, Any] = {
@@ -96,7 +96,7 @@ class Loader:
             "options": options, "observer": observer,
         }  # fmt: skip
         self.source, self.observer = source, observer
-        self._options = options or RunOptions()
+        self._options = RunOptions(**options) if isinstance(options, Mapping) else options or RunOptions()
         self._num_workers = num_workers
         self._device = resolve_device(device)
         if world is None:

@@ -1,6 +1,10 @@
 from penstock.observe.check.examine import examine as examine
 from penstock.observe.finding import Finding as Finding
 from penstock.observe.page import write_report as write_report
+from penstock.observe.search import tune as tune
+from penstock.observe.storage.look import StorageLook as StorageLook
+from penstock.observe.storage.look import look_at_storage as look_at_storage
 from penstock.observe.timing import Timings as Timings
+from penstock.observe.tuning import Tuning as Tuning
 from penstock.observe.watcher import Watch as Watch
 from penstock.observe.watcher import watch as watch

@@ -1,12 +1,14 @@
-"""Turn the figures of a watch into text and advice. Pure: figures in, lines out."""
+"""Turn the figures of a watch into text and findings. Pure: figures in, lines and findings out."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from penstock.core.text import count
+from penstock.observe.finding import Finding
 
 __all__ = [
-    "advice",
+    "DATA_BOUND",
+    "advise",
     "describe_downloads",
     "describe_growth",
     "format_bytes",
@@ -91,7 +93,7 @@ def live_line(figures: Figures, total: int | None) -> str:
     return ", ".join(parts)
 
 
-def advice(figures: Figures, *, restarts_workers: bool) -> list[str]:
+def advise(figures: Figures, *, restarts_workers: bool) -> list[Finding]:
     """Return what the figures mean for the training, and what to do about it.
 
     Parameters
@@ -189,43 +191,37 @@ def _has_wait_fraction(figures: Figures) -> bool:
     return figures["wait_fraction"] is not None
 
 
-def _advise_on_waiting(figures: Figures) -> Iterator[str]:
-    fraction = figures["wait_fraction"]
+def _advise_on_waiting(figures: Figures) -> Iterator[Finding]:
+    fraction, facts = figures["wait_fraction"], {"wait_fraction": figures["wait_fraction"]}
     if fraction is None:
-        yield (
+        text = (
             f"Too few batches to judge whether the training waits for data: {figures['batches']:,} in total; the "
             f"first of each epoch and {figures['warmup_batches']} warm-up batches do not count."
         )
+        yield Finding("run.waiting", "note", text, facts=facts)
         return
     percent, median = f"{100 * fraction:.{0 if fraction >= 0.1 else 1}f} %", format_duration(figures["wait_p50_ms"])
+    waited, tune = f"The training waited {percent} of the time for data", "penstock.tune(loader)"
     if fraction > 1 - _ALONE:
-        yield (
-            "There was almost no training between the batches, so this is the speed of the loader alone: "
-            f"{format_rate(figures['batches_per_second'])} batches/s (p50 {median} per batch)."
-        )
+        rate = f"{format_rate(figures['batches_per_second'])} batches/s (p50 {median} per batch)"
+        text = f"There was almost no training between the batches, so this is the speed of the loader alone: {rate}."
+        yield Finding("run.waiting", "note", text, facts=facts)
     elif fraction >= DATA_BOUND:
-        yield (
-            f"The training waited {percent} of the time for data (p50 {median} per batch): it is data-bound. "
-            f"Try penstock.tune(loader). Without waiting it would be {1 / (1 - fraction):.2g} times as fast."
-        )
+        gain = f"Without waiting it would be {1 / (1 - fraction):.2g} times as fast."
+        text = f"{waited} (p50 {median} per batch): it is data-bound. {gain}"
+        yield Finding("run.waiting", "warning", text, f"Try {tune}.", tune, facts)
     elif fraction >= _NOTICEABLE:
-        yield (
-            f"The training waited {percent} of the time for data (p50 {median} per batch): more than it has to, "
-            "but data is not the bottleneck. penstock.tune(loader) may win this time back."
-        )
+        text = f"{waited} (p50 {median} per batch): more than it has to, but data is not the bottleneck."
+        yield Finding("run.waiting", "note", text, f"{tune} may win this time back.", tune, facts)
     else:
-        yield (
-            f"The training waited {percent} of the time for data: it is not data-bound, and a faster loader would "
-            "gain almost nothing."
-        )
+        text = f"{waited}: it is not data-bound, and a faster loader would gain almost nothing."
+        yield Finding("run.waiting", "ok", text, facts=facts)
     if _NOTICEABLE <= fraction <= 1 - _ALONE and figures["wait_mean_ms"] > 3 * figures["wait_p50_ms"]:
-        yield (
-            f"A few batches cause most of the waiting (p50 {median}, max {format_duration(figures['wait_max_ms'])}): "
-            "a larger prefetch would even this out."
-        )
+        text = f"A few batches cause most of the waiting (p50 {median}, max {format_duration(figures['wait_max_ms'])})."
+        yield Finding("run.bursts", "warning", text, "A larger prefetch would even this out.")
 
 
-def _advise_on_downloads(figures: Figures) -> Iterator[str]:
+def _advise_on_downloads(figures: Figures) -> Iterator[Finding]:
     fraction = figures["wait_fraction"]
     if "download_bytes" not in figures or fraction is None or not _NOTICEABLE <= fraction <= 1 - _ALONE:
         return
@@ -233,30 +229,31 @@ def _advise_on_downloads(figures: Figures) -> Iterator[str]:
     if waited < _MUCH_WAITED * (hidden + waited):
         return
     rate = format_bytes(figures["download_bytes"] / max(figures["elapsed_seconds"], 1e-9))
-    yield (
-        f"Reads waited {format_duration(1000 * waited)} for downloads, which came at {rate}/s. If that is the speed of "
-        "the network, a larger cache is the cure: cache= and cache_bytes= of the source; "
-        "`penstock inspect URL --cache SIZE` says what it saves."
+    yield Finding(
+        "run.downloads",
+        "warning",
+        f"Reads waited {format_duration(1000 * waited)} for downloads, which came at {rate}/s.",
+        "If that is the speed of the network, a larger cache is the cure: cache= and cache_bytes= of the source; "
+        "`penstock inspect URL --cache SIZE` says what it saves.",
     )
 
 
-def _advise_on_startup(figures: Figures, restarts_workers: bool) -> Iterator[str]:
+def _advise_on_startup(figures: Figures, restarts_workers: bool) -> Iterator[Finding]:
     if figures["epochs"] < 2 or figures["startup_fraction"] < _MUCH_STARTING:
         return
     if figures["startup_ms"] < 1000 * _STARTING_SECONDS:
         return
     cure = (
-        "use persistent_workers=True to keep the workers from one epoch to the next."
+        "Use persistent_workers=True to keep the workers from one epoch to the next."
         if restarts_workers
-        else "use longer epochs, fewer workers or a smaller prefetch."
+        else "Use longer epochs, fewer workers or a smaller prefetch."
     )
-    yield (
-        f"Starting and ending epochs took {100 * figures['startup_fraction']:.0f} % of the time "
-        f"({format_duration(figures['startup_ms'])} to the first batch): {cure}"
-    )
+    took = f"{format_duration(figures['startup_ms'])} to the first batch"
+    text = f"Starting and ending epochs took {100 * figures['startup_fraction']:.0f} % of the time ({took})."
+    yield Finding("run.startup", "warning", text, cure)
 
 
-def _advise_on_memory(figures: Figures) -> Iterator[str]:
+def _advise_on_memory(figures: Figures) -> Iterator[Finding]:
     slope, late = figures["resident_slope_mb_per_minute"], figures["resident_late_slope_mb_per_minute"]
     if slope is None or late is None or figures["steady_seconds"] < _GROWTH_SECONDS:
         return
@@ -264,7 +261,9 @@ def _advise_on_memory(figures: Figures) -> Iterator[str]:
     # A cache fills up and then stays, which is no leak: the second half must grow as well.
     if growth_bytes < max(_GROWTH_BYTES, _GROWTH_SHARE * figures["resident_peak_bytes"]) or late < slope / 2:
         return
-    yield (
-        f"Memory grew by {format_bytes(slope * 1e6)} per minute without stopping: look for lists that keep batches, "
-        "and for losses kept with their graph (keep loss.item() instead)."
+    yield Finding(
+        "run.memory",
+        "warning",
+        f"Memory grew by {format_bytes(slope * 1e6)} per minute without stopping.",
+        "Look for lists that keep batches, and for losses kept with their graph (keep loss.item() instead).",
     )

@@ -20,7 +20,6 @@ from penstock.core.version import __version__
 from penstock.files.durable import write_aside
 from penstock.files.stores.url import is_url
 from penstock.observe.advice import (
-    DATA_BOUND,
     describe_downloads,
     describe_growth,
     format_bytes,
@@ -369,8 +368,8 @@ def _show_glance(report: Report) -> Html:
         items = f", {count(seen['items'], 'item')}" if seen["items"] else ""
         batches, took = count(seen["batches"], "batch"), format_duration(1000 * seen["elapsed_seconds"])
         lines.append(("", f"The training ran {batches} in {count(seen['epochs'], 'epoch')}{items}, in {took}."))
-        kind = "" if waited is None else "bad" if waited >= DATA_BOUND else "good"
-        lines += [(kind, line) for line in seen["advice"]]
+        kinds = {"ok": "good", "note": "", "warning": "bad", "problem": "bad"}
+        lines += [(kinds[entry["level"]], f"{entry['text']} {entry['advice']}".strip()) for entry in seen["findings"]]
         if waited is not None:
             figures["waiting for data"] = f"{100 * waited:.{0 if waited >= 0.1 else 1}f} %"
         if "download_bytes" in seen:

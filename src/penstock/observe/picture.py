@@ -351,6 +351,7 @@ def _find_rate(item: Mapping[str, Any], name: str, *, is_longest: bool) -> float
 
 def _describe(name: str, value: Any, letters: int, depth: int = 0) -> list[str]:
     """Return a value as a few lines of text."""
+    name = name if len(name) <= 40 else f"{name[:39]}…"
     if isinstance(value, Mapping) and value and depth < 3:
         return [line for key, entry in value.items() for line in _describe(f"{name}.{key}", entry, letters, depth + 1)]
     if hasattr(value, "dtype") and hasattr(value, "shape"):

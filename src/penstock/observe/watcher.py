@@ -14,7 +14,7 @@ from typing import Any, Generic, TextIO, TypeVar
 from penstock.core.checks import check_integer
 from penstock.core.errors import LoaderError, OptionError
 from penstock.files.machine import resident_bytes
-from penstock.observe.advice import DATA_BOUND, advice, live_line, summary
+from penstock.observe.advice import DATA_BOUND, advise, live_line, summary
 from penstock.observe.batch_content import count_items_and_bytes
 from penstock.observe.durations import LoopTimes
 from penstock.observe.faults import QuarantineCount, WarningNotes
@@ -232,7 +232,9 @@ class Watch(Generic[T]):
         if self._recorder:
             figures["values"] = self._recorder.last
         figures["data_bound"] = None if figures["wait_fraction"] is None else figures["wait_fraction"] >= DATA_BOUND
-        figures["advice"] = advice(figures, restarts_workers=restarts_workers(self.loader))
+        findings = advise(figures, restarts_workers=restarts_workers(self.loader))
+        figures["advice"] = [str(finding) for finding in findings]
+        figures["findings"] = [finding.to_dict() for finding in findings]
         return figures
 
     def __str__(self) -> str:

@@ -4,6 +4,5 @@ from penstock.recipes import crossval as crossval
 from penstock.recipes import mixture as mixture
 from penstock.recipes import streams as streams
 from penstock.recipes import trainers as trainers
-from penstock.recipes import tune as tune
 from penstock.recipes import webdataset as webdataset
 from penstock.recipes import workersafe as workersafe

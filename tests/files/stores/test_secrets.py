@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 import penstock as ps
 from penstock.cli.main import app
 from penstock.convert import convert_to_shards, inputs_of, write_source
+from penstock.observe.tuning import Tuning
 from penstock.recipes.cellmap.multi import open_plate
 from penstock.recipes.chunked import QuantizedAudioDataset
 from penstock.recipes.crossval import cross_val_training
 from penstock.recipes.streams import SimulationWriter
-from penstock.recipes.tune.tuning import Tuning
 from penstock.shard.index_tars import index_archives
 from penstock.source.lengths import item_lengths
 from penstock.source.tar.quarantine import Quarantine

@@ -12,10 +12,10 @@ from penstock_hint_checks import check_something_missing
 from torch.utils.data import DataLoader
 
 from penstock.core.errors import OptionError, SourceError
+from penstock.observe.search import tune
 from penstock.recipes.cellmap.dataset import CellMapDataset
 from penstock.recipes.cellmap.loader import CellMapDataLoader
 from penstock.recipes.cellmap.multi import CellMapDataSplit, CellMapMultiDataset
-from penstock.recipes.tune.search import tune
 from penstock.source.dataset import DatasetSource
 from penstock.transform.noise import GaussianNoise
 

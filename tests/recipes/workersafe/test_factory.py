@@ -12,7 +12,7 @@ from torch.utils.data import SequentialSampler, Subset, TensorDataset
 
 from penstock.core.errors import LoaderError, OptionError
 from penstock.files.machine import Machine, this_machine
-from penstock.recipes.tune.tuning import Setting, Trial, Tuning
+from penstock.observe.tuning import Setting, Trial, Tuning
 from penstock.recipes.workersafe import factory as dataloader_factory
 from penstock.recipes.workersafe.datasets import (
     WorkerSafeAugmentedDataset,

@@ -37,7 +37,7 @@ from penstock.files.machine import this_machine
 from penstock.observe.faults import read_quarantine
 from penstock.observe.page import gather_report, render_page
 from penstock.observe.run_file import is_run_file, read_run
-from penstock.recipes.tune.tuning import Setting, Trial, Tuning
+from penstock.observe.tuning import Setting, Trial, Tuning
 from penstock.source.tar.quarantine import Quarantine
 from penstock.transform.moments import Moments
 

@@ -10,30 +10,23 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from penstock.core.index import Index
-from penstock.core.protocols import Source
 from penstock.observe.storage.measure import StorageSpeed
+from penstock.plan.default_order import WINDOW_BYTES, WindowRoom
 from penstock.plan.orders import Shuffle, WindowShuffle, shuffle_within
 from penstock.plan.plan import Plan
 
 __all__ = [
     "OrderAdvice",
     "StoredDataset",
-    "WindowRoom",
     "advise_order",
-    "default_order",
-    "default_windows",
-    "delivered_bytes",
 ]
 
 _FAST_SHUFFLE = 0.7  # of the speed in sequence; no window mixes as well
 _FAST_CHUNK = 0.9
-_WINDOW_BYTES = 256 << 20
 _WINDOW_SECONDS = 2.0  # in sequence: the first batch waits for a window that is held
 _MEMORY_FRACTION = 1 / 16  # of free memory, for one window: loaders hold two or three
 _FEWEST_CHUNKS = 4  # in a window; with fewer, batches are stretches of storage
-_CHUNKS_PER_BATCH_ITEM = 16  # in a window; more of them hardly mix better
 _SLOW_SEEK = 1e-3  # seconds: then windows are held, so that their chunks are read from front to back
-_ITEM_BYTES = 1 << 20  # of an item whose size is not known
 _LEAST_REMOTE_CHUNK = 1 << 20  # a server may have answered the measurement from memory
 
 
@@ -144,7 +137,7 @@ def advise_order(
     reach_items
         Items that windows mix at least, as far as memory allows.
     """
-    room = WindowRoom(int(min(_WINDOW_BYTES, memory_bytes * _MEMORY_FRACTION)), batch_size, reach_items)
+    room = WindowRoom(int(min(WINDOW_BYTES, memory_bytes * _MEMORY_FRACTION)), batch_size, reach_items)
     order, chunk_items, reason = _choose(speed, items, room)
     index = items.index(chunk_items)
     mixing = Plan(index, order, batch_size=max(1, min(batch_size, len(index)))).mixing(max_batches=256).score
@@ -157,36 +150,22 @@ def advise_order(
     return OrderAdvice(order, chunk_items, mixing, reason, items.is_fixed, remark)
 
 
-@dataclass(frozen=True, slots=True)
-class WindowRoom:
-    """What a window may hold."""
-
-    window_bytes: int = _WINDOW_BYTES
-    batch_size: int = 32
-    reach_items: int = 1000
-
-    def window(self, items: StoredDataset, chunk_items: int, *, held: bool) -> WindowShuffle:
-        """Return windows of as many chunks as memory allows, and no more than mix better."""
-        return replace(self.fit_window(items.index(chunk_items).n_chunks, chunk_items, items.item_bytes), held=held)
-
-    def fit_window(self, n_chunks: int, chunk_items: int, item_bytes: float) -> WindowShuffle:
-        """Return the same for items of a size; windows are held in memory unless a single chunk is too large for it."""
-        fit = int(self.window_bytes / (chunk_items * item_bytes))
-        useful = max(_CHUNKS_PER_BATCH_ITEM * self.batch_size, -(-self.reach_items // chunk_items))
-        return WindowShuffle(max(1, min(fit, useful, n_chunks)), held=fit > 0)
+def _fit_windows(room: WindowRoom, items: StoredDataset, chunk_items: int, *, held: bool) -> WindowShuffle:
+    """Return windows of as many chunks as memory allows, and no more than mix better."""
+    return replace(room.fit(items.index(chunk_items).n_chunks, chunk_items, items.item_bytes), held=held)
 
 
 def _choose(speed: StorageSpeed, items: StoredDataset, room: WindowRoom) -> tuple[Shuffle | WindowShuffle, int, str]:
     """Return an order, the items per chunk, and the reason."""
     as_opened = items.chunk_items
     if items.is_whole and as_opened > 1:
-        whole = room.window(items, as_opened, held=True)
+        whole = _fit_windows(room, items, as_opened, held=True)
         return whole, as_opened, f"a chunk of {as_opened:,} items can only be read as a whole"
     if speed.device.is_memory:
         return Shuffle(), as_opened, "the files are in memory"
     if speed.device.is_url:
         chunk_items = as_opened if items.is_fixed else _count_items(items, _LEAST_REMOTE_CHUNK, room)
-        order = room.window(items, chunk_items, held=items.held_bytes is not None)
+        order = _fit_windows(room, items, chunk_items, held=items.held_bytes is not None)
         size = chunk_items * items.read_bytes
         return order, chunk_items, f"a URL is not measured, and chunks of {size / 1e6:,.3g} MB come in few requests"
     fraction, seek = speed.fraction_of_sequential(items.read_bytes), speed.seek_seconds
@@ -207,7 +186,7 @@ def _choose(speed: StorageSpeed, items: StoredDataset, room: WindowRoom) -> tupl
     chunk_items = as_opened if items.is_fixed else _count_items(items, chunk_bytes, room)
     size = chunk_items * items.read_bytes
     reached = _format_fraction(speed.fraction_of_sequential(size) or 0)
-    order = room.window(items, chunk_items, held=held)
+    order = _fit_windows(room, items, chunk_items, held=held)
     return order, chunk_items, f"{found}, and chunks of {size / 1e6:,.3g} MB {reached}"
 
 
@@ -220,24 +199,3 @@ def _count_items(items: StoredDataset, chunk_bytes: float, room: WindowRoom) -> 
 
 def _format_fraction(fraction: float) -> str:
     return f"{fraction:.2f}" if fraction >= 0.01 else "less than 0.01"
-
-
-def default_order(source: Source) -> Shuffle | WindowShuffle:
-    """Return the shuffle that fits a source, by its data alone: the same on every machine, at a path and at a URL.
-
-    `Shuffle` if each item is stored by itself; windows of chunks if these must be decoded as a whole.
-    """
-    is_whole = getattr(source, "reads_whole_chunks", False) is True and source.index.largest_chunk > 1
-    return default_windows(source) if is_whole else Shuffle()
-
-
-def default_windows(source: Source) -> WindowShuffle:
-    """Return windows of chunks of at most 256 MB, which are held in memory; a chunk that is larger is not held."""
-    index = source.index
-    return WindowRoom().fit_window(index.n_chunks, max(1, index.usual_chunk), delivered_bytes(source) or _ITEM_BYTES)
-
-
-def delivered_bytes(source: Source) -> int | None:
-    """Return the bytes of one item in memory; None if the size of a field is not known."""
-    sizes = [field.typical_bytes if field.item_bytes is None else field.item_bytes for field in source.fields.values()]
-    return None if None in sizes else sum(size or 0 for size in sizes)

@@ -24,8 +24,8 @@ from penstock.core.errors import OptionError, ReadError, ResumeError
 from penstock.core.seeds import key_for
 from penstock.core.text import count
 from penstock.files.durable import write_aside
+from penstock.files.progress import track_progress
 from penstock.files.regular import open_regular
-from penstock.observe.progress import track_progress
 from penstock.observe.watcher import watch
 
 __all__ = ["FoldTraining", "Predictions", "accuracy_and_f1", "confusion_matrix_of", "preserve_random_state"]

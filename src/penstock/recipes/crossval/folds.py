@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from penstock.core.checks import check_integer, check_number
 from penstock.core.errors import OptionError
 from penstock.core.seeds import check_seed, generator_for
-from penstock.observe.progress import track_progress
+from penstock.files.progress import track_progress
 
 __all__ = [
     "Fold",

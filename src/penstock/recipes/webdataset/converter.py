@@ -10,7 +10,7 @@ from penstock.convert.scan import ConvertOptions
 from penstock.convert.to_shards import convert_to_shards
 from penstock.core.checks import check_integer, check_keys, option_names
 from penstock.core.errors import OptionError
-from penstock.observe.progress import track_progress
+from penstock.files.progress import track_progress
 from penstock.shard.compression import Compression
 from penstock.shard.outputs.write_options import WriteOptions
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from penstock.core.checks import check_keys, option_names
 from penstock.core.errors import OptionError
+from penstock.files.progress import track_progress
 from penstock.files.stores.options import StoreOptions
-from penstock.observe.progress import track_progress
 from penstock.shard.codec import ArrayFormat
 from penstock.shard.compression import Compression
 from penstock.shard.outputs.write_options import Layout, WriteOptions

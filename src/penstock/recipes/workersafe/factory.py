@@ -17,8 +17,8 @@ from penstock.core.index import Index
 from penstock.core.seeds import check_seed, key_for
 from penstock.core.text import count
 from penstock.files.machine import this_machine
+from penstock.observe.tuning import Tuning
 from penstock.plan.orders import Shuffle
-from penstock.recipes.tune.tuning import Tuning
 from penstock.recipes.workersafe.datasets import check_picklable, worker_init_fn
 
 __all__ = [

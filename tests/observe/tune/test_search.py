@@ -15,11 +15,11 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 from penstock.core.errors import LoaderError, OptionError
 from penstock.feed.loader import Loader
 from penstock.files.machine import Machine, this_machine
+from penstock.observe import search as tuning_module
+from penstock.observe.search import tune
+from penstock.observe.tuning import Setting, Trial, Tuning
 from penstock.plan.orders import Shuffle
 from penstock.plan.plan import Plan
-from penstock.recipes.tune import search as tuning_module
-from penstock.recipes.tune.search import tune
-from penstock.recipes.tune.tuning import Setting, Trial, Tuning
 from penstock.recipes.workersafe.datasets import WorkerSafeAugmentedDataset
 from penstock.run.options import RunOptions
 from penstock.source.array import ArraySource

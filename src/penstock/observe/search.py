@@ -24,9 +24,9 @@ from penstock.core.text import cause, count
 from penstock.feed.device import map_tensors
 from penstock.feed.loader import Loader
 from penstock.files.machine import Machine, this_machine
-from penstock.observe.progress import track_progress
+from penstock.files.progress import track_progress
+from penstock.observe.tuning import NEAR, Setting, Trial, Tuning
 from penstock.plan.cursor import Cursor
-from penstock.recipes.tune.tuning import NEAR, Setting, Trial, Tuning
 from penstock.run.options import Executor, RunOptions
 
 __all__ = ["tune"]

@@ -8,9 +8,9 @@ import pytest
 
 from penstock import ArraySource, Loader, Plan, Shuffle
 from penstock.files.machine import Machine
-from penstock.recipes.tune import search
-from penstock.recipes.tune.search import _Trials, tune
-from penstock.recipes.tune.tuning import Setting, Tuning
+from penstock.observe import search
+from penstock.observe.search import _Trials, tune
+from penstock.observe.tuning import Setting, Tuning
 
 HERE = Machine(cpus=2, memory_bytes=1 << 34, shared_bytes=1 << 34)
 BATCH_SECONDS = 0.03

@@ -121,6 +121,12 @@ class Tuning:
         """Return keyword arguments for a penstock `Loader`, based on `options`."""
         return {"num_workers": self.setting.workers, "options": self.setting.apply_to(options or RunOptions())}
 
+    def _loader_json(self) -> dict[str, Any]:
+        """Return what `loader(**…)` takes, as plain JSON: what differs from the defaults."""
+        chosen, default = asdict(self.setting.apply_to(RunOptions())), asdict(RunOptions())
+        options = {name: value for name, value in chosen.items() if value != default[name]}
+        return {"num_workers": self.setting.workers, **({"options": options} if options else {})}
+
     def dataloader_kwargs(self) -> dict[str, Any]:
         """Return keyword arguments for a torch `DataLoader`."""
         chosen = self.setting
@@ -215,6 +221,7 @@ class Tuning:
             "batch_bytes": self.batch_bytes,
             "step_seconds": self.step_seconds,
             "machine": asdict(self.machine),
+            "loader": self._loader_json(),
             "remarks": list(self.remarks),
             "verdict": self.verdict,
         }

@@ -12,12 +12,13 @@ from penstock.core.errors import OptionError, PenstockError
 from penstock.core.protocols import Source
 from penstock.core.types import Span
 from penstock.files.machine import this_machine
+from penstock.files.progress import track_progress
 from penstock.files.stores.options import StoreOptions
 from penstock.files.stores.url import is_url
-from penstock.observe.progress import track_progress
-from penstock.observe.storage.advise import OrderAdvice, StoredDataset, advise_order, delivered_bytes
+from penstock.observe.storage.advise import OrderAdvice, StoredDataset, advise_order
 from penstock.observe.storage.measure import MOST_BYTES, StorageSpeed, leave_unmeasured, measure_storage
 from penstock.observe.storage.shards import describe_shards
+from penstock.plan.default_order import delivered_bytes
 from penstock.source.array import ArraySource
 from penstock.source.find_source import open_source
 from penstock.source.stored.source import ZarrSource

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from penstock.observe import progress as module
-from penstock.observe.progress import is_terminal, track_phases, track_progress
+from penstock.files import progress as module
+from penstock.files.progress import is_terminal, track_phases, track_progress
 
 
 @pytest.fixture

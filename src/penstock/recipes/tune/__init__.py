@@ -1,5 +1,0 @@
-"""Measure how to execute a loader, within a budget."""
-
-from penstock.core.doors import open_door
-
-__getattr__, __dir__, __all__ = open_door(__name__, __file__)
