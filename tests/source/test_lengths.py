@@ -20,6 +20,8 @@ from penstock import (
     item_lengths,
 )
 from penstock.core.protocols import Source
+from penstock.source.combine import Concat, Renamed, Zip
+from penstock.source.select.selectable import FewerFields, Take
 from penstock.source.tar.source import TarSource
 
 COUNTS = [3, 0, 70, 3, 12]
@@ -61,6 +63,19 @@ def test_lengths_of_arrays_in_shards_are_those_of_the_side_index(shards: Path, m
     monkeypatch.setattr(TarSource, "take", count_and_take)
     assert item_lengths(source, "tokens").values.tolist() == COUNTS
     assert read == [0]
+    for other, counts in (
+        (source.where([True, False, True, True, False]), [COUNTS[0], *COUNTS[2:4]]),
+        (Take(source, [4, 2, 2]), [12, 70, 70]),
+        (Concat([source, source]), COUNTS * 2),
+        (Zip([source.with_fields(["tokens"]), ArraySource({"x": np.arange(5)})]), COUNTS),
+        (FewerFields(source, ["tokens"]), COUNTS),
+    ):
+        read.clear()
+        assert item_lengths(other, "tokens").values.tolist() == counts
+        assert set(read) <= {0}, other
+    read.clear()
+    assert item_lengths(Renamed(source, {"tokens": "words"}), "words").values.tolist() == COUNTS
+    assert set(read) <= {0}
 
 
 def test_lengths_come_from_the_items_of_a_dataset() -> None:
@@ -132,18 +147,18 @@ import penstock as ps
 source = ps.ArraySource({"n": np.arange(50_000) % 90 + 10})
 lengths = ps.item_lengths(source, by="n", cache=tempfile.mkdtemp())
 (path,) = Path(lengths._open[1][0]).parent.iterdir()
-plans = [
-    ps.TokenBudget(source.index, lengths, 400),
-    ps.Bucketed(source.index, lengths, 8),
-    ps.Packed(source.index, lengths, 200, 2),
-]
-whole = [plan.epoch(0).draw(3).items.tolist() for plan in plans]
+plans = {
+    "TokenBudget": ps.TokenBudget(source.index, lengths, 400),
+    "Bucketed": ps.Bucketed(source.index, lengths, 8),
+    "Packed": ps.Packed(source.index, lengths, 200, 2),
+}
+whole = [plan.epoch(0).draw(3).items.tolist() for plan in plans.values()]
 os.truncate(path, 4096)  # pages that were mapped are gone: reading them ends a process with SIGBUS
-for plan in plans:
+for name, plan in plans.items():
     try:
         plan.epoch(0).draw(3)
     except ps.ReadError as error:
-        print(type(plan).__name__, str(path) in str(error), "truncated" in str(error))
+        print(name, str(path) in str(error), "truncated" in str(error))
 lengths = ps.item_lengths(source, by="n", cache=path.parent)  # reads the source again
 plan = ps.TokenBudget(source.index, lengths, 400)
 print(plan.epoch(0).draw(3).items.tolist() == whole[0])

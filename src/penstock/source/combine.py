@@ -15,7 +15,7 @@ from penstock.core.types import UNNAMED, Block, Field, Span
 from penstock.shard.names import holds_file, stored_extension
 from penstock.source.checks import allocate_block, check_items, fill_rows, keep_existing
 from penstock.source.select.selectable import FewerFields, Selectable, Take, as_stored, check_fields, select_fields
-from penstock.source.wrapper import Wrapper, add_up, call_prepare, call_release
+from penstock.source.wrapper import Wrapper, add_up, call_axis_lengths, call_prepare, call_release
 
 __all__ = ["Concat", "Numbered", "Renamed", "Zip", "find_origins"]
 
@@ -95,6 +95,12 @@ class Concat(Selectable, Wrapper):
         other._parts = other._sources = tuple(select_fields(source, fields) for source in self._sources)
         other.fields, other._joined = other._sources[0].fields, _join(other._sources)
         return other
+
+    def axis_lengths(self, name: str) -> NDArray[np.uint32] | None:
+        """Return the length of a 1-D field in every item, if all sources know it without reading items."""
+        found = [call_axis_lengths(source, name) for source in self._sources]
+        known = [each for each in found if each is not None]
+        return np.concatenate(known) if len(known) == len(found) else None
 
     @property
     def stored_fields(self) -> Mapping[str, Field]:
@@ -202,6 +208,10 @@ class Renamed(Selectable, Wrapper):
         kept = [old[name] for name in check_fields(self, fields)]
         return Renamed(select_fields(self._source, kept), {name: self._names.get(name, name) for name in kept})
 
+    def axis_lengths(self, name: str) -> NDArray[np.uint32] | None:
+        """Return the length of a 1-D field in every item, if the source knows it without reading items."""
+        return call_axis_lengths(self._source, dict(zip(self.fields, self._source.fields, strict=True))[name])
+
     def with_source(self, source: Source) -> "Renamed":
         """Return another source whose fields are renamed in the same way."""
         return Renamed(source, self._names)
@@ -268,6 +278,10 @@ class Zip(Selectable, Wrapper):
         other._parts = other._sources = tuple(select_fields(source, own) for source, own in chosen if own)
         other.fields = {name: self.fields[name] for name in names}
         return other
+
+    def axis_lengths(self, name: str) -> NDArray[np.uint32] | None:
+        """Return the length of a 1-D field in every item, if the source that has it knows it without reading items."""
+        return call_axis_lengths(next(source for source in self._sources if name in source.fields), name)
 
     def as_stored(self) -> "Zip":
         """Return a source of the same items whose files are their bytes."""

@@ -28,6 +28,7 @@ from penstock.files.kinds import local_path
 from penstock.files.locks import FolderLock
 from penstock.files.regular import open_input
 from penstock.source.native import copy_rows, is_compiled
+from penstock.source.wrapper import call_axis_lengths
 
 __all__ = ["has_varying_arrays", "item_lengths"]
 
@@ -112,8 +113,7 @@ def _check_count(lengths: Lengths, source: Source) -> Lengths:
 
 def _measure(source: Source, by: str) -> Lengths:
     """Return the lengths of a field: as the source knows them, or by reading it in all items."""
-    find_known = getattr(source, "axis_lengths", None) if by in source.fields else None
-    known = None if find_known is None else find_known(by)
+    known = call_axis_lengths(source, by) if by in source.fields else None
     if known is not None:
         return Lengths(known)
     choose = getattr(source, "with_fields", None) if by in source.fields else None

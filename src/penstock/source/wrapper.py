@@ -71,6 +71,12 @@ def call_release(source: Source, items: _Int64s, *, only_remote: bool = False) -
         release(items)
 
 
+def call_axis_lengths(source: Source, name: str) -> NDArray[np.uint32] | None:
+    """Return the length of a 1-D field in every item, if the source knows it without reading items."""
+    find: Callable[[str], NDArray[np.uint32] | None] | None = getattr(source, "axis_lengths", None)
+    return None if find is None else find(name)
+
+
 def add_up(missing: Iterable[int | None]) -> int | None:
     """Return a sum of bytes; None if one of the numbers is not known."""
     known = list(missing)

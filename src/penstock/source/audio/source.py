@@ -27,7 +27,6 @@ from penstock.source.audio.file import (
     check_item_bytes,
     find_audio_files,
 )
-from penstock.source.audio.properties import FileInfo
 from penstock.source.audio.resample import Resampler
 from penstock.source.checks import check_items, check_span
 from penstock.source.select.selectable import Selectable
@@ -91,7 +90,7 @@ class AudioSource(Selectable):
         if window_frames is not None:
             window_frames = check_integer("window_frames", window_frames, at_least=1)
         check_integer("open_files", open_files, at_least=1)
-        infos = tuple(FileInfo.read(path) for path in _resolve_paths(files))
+        infos = tuple(_FileInfo.read(path) for path in _resolve_paths(files))
         self.files = tuple(info.path for info in infos)
         self.rate_hz, self._totals = _frames_at_rate(infos, rate_hz)
         self._window = window_frames
@@ -184,10 +183,34 @@ class AudioSource(Selectable):
 
 
 @dataclass(frozen=True, slots=True)
+class _FileInfo:
+    """Properties of a file, which must be unchanged when it is read."""
+
+    path: str
+    n_bytes: int
+    n_frames: int
+    n_channels: int
+    rate_hz: float
+    seekable: bool
+
+    @classmethod
+    def read(cls, path: Path) -> "_FileInfo":
+        """Read the properties of a file, without reading all of it."""
+        file = AudioFile(path, whole=False)
+        file.close()
+        return cls.from_file(str(path), file)
+
+    @classmethod
+    def from_file(cls, path: str, file: AudioFile) -> "_FileInfo":
+        """Return the properties of an open file."""
+        return cls(path, file.n_bytes, *file.stored_shape, file.rate_hz, file.seekable)
+
+
+@dataclass(frozen=True, slots=True)
 class _TrackOpener:
     """Opens files for reading, and checks that they are unchanged."""
 
-    infos: tuple[FileInfo, ...]
+    infos: tuple[_FileInfo, ...]
     rate_hz: float | None
     mono: bool
     window_frames: int | None
@@ -200,7 +223,7 @@ class _TrackOpener:
             file = AudioFile(Path(info.path), mono=self.mono)
         except SourceError as error:  # it was valid on construction
             raise ReadError(str(error)) from error
-        now = FileInfo.from_file(info.path, file)
+        now = _FileInfo.from_file(info.path, file)
         if now != info:
             file.close()
             raise ReadError(
@@ -209,7 +232,7 @@ class _TrackOpener:
             )
         return AudioTrack(file, self.rate_hz, cache_bytes=self.cache_bytes(info))
 
-    def cache_bytes(self, info: FileInfo) -> int:
+    def cache_bytes(self, info: _FileInfo) -> int:
         """Return the cache size: 0 if seeking is cheap, so that decoding from the beginning is not needed."""
         if info.seekable or self.window_frames is None:
             return 0
@@ -282,7 +305,7 @@ def _resolve_paths(files: _Path | Sequence[_Path]) -> list[Path]:
     return given
 
 
-def _frames_at_rate(infos: Sequence[FileInfo], rate_hz: float | None) -> tuple[float, _Int64s]:
+def _frames_at_rate(infos: Sequence[_FileInfo], rate_hz: float | None) -> tuple[float, _Int64s]:
     """Return the sampling rate of the items, and the number of frames of each file at that rate."""
     rates = {info.rate_hz: info.path for info in infos}
     if rate_hz is None:
@@ -313,7 +336,7 @@ def _common_shape(
     return (lengths.pop(), widths.pop()) if len(lengths) == len(widths) == 1 else None
 
 
-def _identity(infos: Sequence[FileInfo], options: tuple[Any, ...]) -> str:
+def _identity(infos: Sequence[_FileInfo], options: tuple[Any, ...]) -> str:
     """Return a hash of the options, and of the relative names and properties of the files."""
     digest = hashlib.blake2b(repr(options).encode(), digest_size=8)
     folder = os.path.commonpath([os.path.dirname(info.path) for info in infos])  # noqa: PTH120

@@ -11,7 +11,7 @@ from penstock.core.errors import OptionError, SourceError
 from penstock.core.protocols import Source
 from penstock.core.seeds import key_for
 from penstock.core.text import count
-from penstock.source.select.columns import read_columns
+from penstock.source.select.columns import UnknownColumnError, read_columns
 from penstock.source.select.expression import parse_condition
 from penstock.source.select.parts import divide_groups, divide_items
 
@@ -26,11 +26,10 @@ def find_mask(source: Source, condition: str | Callable[..., ArrayLike] | ArrayL
         parsed = parse_condition(condition)
         try:
             columns = read_columns(source, parsed.columns)
-        except SourceError as error:
-            bare = [name for name in parsed.compared_names if f"no column {name!r}" in str(error)]
-            if not bare:
+        except UnknownColumnError as error:
+            if error.name not in parsed.compared_names:
                 raise
-            raise SourceError(f"{error} Text is written in quotes: {bare[0]!r}.") from error
+            raise SourceError(f"{error} Text is written in quotes: {error.name!r}.") from error
         return parsed.evaluate(columns), f"where({parsed.text!r})"
     if callable(condition):
         how = f"where({getattr(condition, '__name__', type(condition).__name__)})"

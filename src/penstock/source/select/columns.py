@@ -16,7 +16,7 @@ from penstock.core.protocols import Source
 from penstock.core.text import did_you_mean
 from penstock.core.types import UNNAMED, Field, Span
 
-__all__ = ["list_columns", "read_columns"]
+__all__ = ["UnknownColumnError", "list_columns", "read_columns"]
 
 _READ_BYTES = 1 << 24
 _READ_ITEMS = 1 << 14  # at most: a column of objects takes more than its bytes
@@ -28,6 +28,17 @@ _SINGLE = (str, int, float, type(None))
 
 _Place = tuple[str, tuple[str, ...]]
 """A field, and the keys to follow in its mappings."""
+
+
+class UnknownColumnError(SourceError):
+    """A source has no column `name`."""
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return UnknownColumnError, (str(self), self.name)
 
 
 def read_columns(source: Source, names: Sequence[str]) -> dict[str, NDArray[Any]]:
@@ -140,7 +151,7 @@ def _make_unknown_error(source: Source, name: str, holder: str | None = None) ->
     near = did_you_mean(name, [*known, *(path for each in holders for path in _list_paths(source, each))])
     named = next((each for each in holders if each != UNNAMED and not near), None)
     rare = "" if named is None else f" A key that few items have is named with its field: {f'{named}.{name}'!r}."
-    return SourceError(f"{source!r} has no column {name!r}.{near} {listed}{rare}")
+    return UnknownColumnError(f"{source!r} has no column {name!r}.{near} {listed}{rare}", name)
 
 
 def _find_keys(source: Source, fields: Mapping[str, Field]) -> dict[str, dict[str, bool]]:

@@ -24,7 +24,7 @@ from penstock.source.checks import check_items, check_span, keep_existing, sum_s
 from penstock.source.select.choose import divide, encode_groups, find_mask
 from penstock.source.select.columns import list_columns, read_columns
 from penstock.source.select.parts import check_fractions, divide_items
-from penstock.source.wrapper import Wrapper, call_prepare, call_release
+from penstock.source.wrapper import Wrapper, call_axis_lengths, call_prepare, call_release
 
 __all__ = ["FewerFields", "Selectable", "Take", "as_stored", "check_fields", "select_fields"]
 
@@ -33,6 +33,7 @@ _Int64s = NDArray[np.int64]
 
 _AT_ONCE = 1 << 18  # items
 _MAX_PARTS = 1000
+_MIN_SHARE = 1 / 64  # of the items of a source; fewer are read faster than the lengths of all
 
 # Columns by source and name. Not in the source, which is sent to workers.
 _KEPT: "weakref.WeakKeyDictionary[Selectable, dict[str, NDArray[Any]]]" = weakref.WeakKeyDictionary()
@@ -240,6 +241,12 @@ class Take(Selectable, Wrapper):
         other._parts, other.fields = (other._source,), other._source.fields
         return other
 
+    def axis_lengths(self, name: str) -> NDArray[np.uint32] | None:
+        """Return the length of a 1-D field in every item, if the source knows it without reading items."""
+        n_items = len(self.index)
+        known = None if n_items < _MIN_SHARE * len(self._source.index) else call_axis_lengths(self._source, name)
+        return None if known is None else known[self._locate(np.arange(n_items))]
+
     @property
     def stored_fields(self) -> Mapping[str, Field]:
         """All fields that can be read, also those that are not delivered."""
@@ -300,6 +307,10 @@ class FewerFields(Selectable, Wrapper):
     def as_stored(self) -> Source:
         """Return a source of the same items whose files are their bytes."""
         return self.with_source(as_stored(self._source))
+
+    def axis_lengths(self, name: str) -> NDArray[np.uint32] | None:
+        """Return the length of a 1-D field in every item, if the source knows it without reading items."""
+        return call_axis_lengths(self._source, name)
 
     @property
     def stored_fields(self) -> Mapping[str, Field]:

@@ -64,13 +64,14 @@ class StoredVolume:
 
     def chunk_bytes(self, coordinates: Coordinates) -> int:
         """Return the size of a decoded chunk."""
-        n_bytes = self._item_bytes
+        n_bytes = self.item_bytes
         for number, size, extent in zip(coordinates, self.chunk, self.shape, strict=True):
             n_bytes *= min(size, extent - number * size)
         return n_bytes
 
     @cached_property
-    def _item_bytes(self) -> int:
+    def item_bytes(self) -> int:
+        """Bytes of a voxel."""
         return self.array.dtype.itemsize
 
     def locate(self, chunks: Iterable[Coordinates]) -> Ranges:

@@ -3,14 +3,16 @@
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from penstock.core.cache import SharedCache
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, ReadError
 from penstock.core.index import Index, join_presence
@@ -19,23 +21,24 @@ from penstock.files.stores.options import StoreOptions
 from penstock.source.checks import allocate_block, check_items, check_out, check_span, keep_existing, sum_stored
 from penstock.source.file_ranges import MAX_FILES, first_distinct
 from penstock.source.ranges import Ranges, RemoteUse, join_ranges
-from penstock.source.read_pool import Result, map_at_once
+from penstock.source.read_pool import ReadPool, Result, map_at_once
 from penstock.source.remote_parts import RemoteParts
 from penstock.source.select.selectable import Selectable
 from penstock.source.stored.folders import Folders
 from penstock.source.stored.zarr.record import MissingChunks, check_missing_chunks
-from penstock.source.volume.array import VolumeArray, resolve_arrays
+from penstock.source.volume.array import ResolvedArray, VolumeArray, resolve_arrays
 from penstock.source.volume.centres import find_sampling_region
-from penstock.source.volume.channels import Channel, ChunkKey, PatchGroup, group_patches
 from penstock.source.volume.grid import compute_taps
 from penstock.source.volume.ngff import Multiscale
-from penstock.source.volume.patch import Coordinates, Placement, StoredVolume
-from penstock.source.volume.process_state import ProcessState
+from penstock.source.volume.patch import Coordinates, Placement, StoredVolume, fill_patch, find_overlaps
 
 __all__ = ["VolumeArray", "VolumeSource"]
 
 _PLACED_AT_ONCE = 32  # patches whose chunks are listed before it is asked whether there are enough
 _MIN_THREADED_BYTES = 1 << 20  # assembling smaller patches takes less time than starting threads
+
+_ChunkKey = tuple[int, Coordinates]
+"""The number of a volume, and the coordinates of a chunk."""
 
 
 class VolumeSource(Selectable, RemoteParts):
@@ -135,7 +138,7 @@ class VolumeSource(Selectable, RemoteParts):
         index = Index.from_sizes(self._region.grid.tile_sizes(), identity=self._identity(bool(pad)))
         self.index = replace(index, presence=join_presence(volume.array.presence for volume in self._volumes))
         # By process: a child cannot use the locks and threads of its parent.
-        self._states: dict[int, ProcessState] = {}
+        self._states: dict[int, _ProcessState] = {}
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name} {field.shape}" for name, field in self.fields.items())
@@ -230,7 +233,7 @@ class VolumeSource(Selectable, RemoteParts):
         channels = self._place_channels(self.centre_of(unique))
         state = self._process_state()
         with self._remotes:
-            for group in group_patches(channels, self._volumes, len(unique), self._budget):
+            for group in _group_patches(channels, self._volumes, len(unique), self._budget):
                 self._fill(state, channels, group, (rows, repeats), block)
         if len(unique) < len(items):
             others = np.flatnonzero(rows[again] != np.arange(len(items)))
@@ -240,7 +243,7 @@ class VolumeSource(Selectable, RemoteParts):
 
     def prepare(self, items: NDArray[np.int64]) -> int:
         """Start reading the chunks under patches into the page cache or from a URL; return the bytes not there."""
-        state, found = self._process_state(), dict[ChunkKey, None]()
+        state, found = self._process_state(), dict[_ChunkKey, None]()
         distinct = first_distinct(keep_existing(items, self), MAX_FILES)
         for begin in range(0, len(distinct), _PLACED_AT_ONCE):
             centres = self.centre_of(distinct[begin : begin + _PLACED_AT_ONCE])
@@ -251,7 +254,7 @@ class VolumeSource(Selectable, RemoteParts):
                 break
         return sum(ranges.read_ahead() for ranges in self._locate(itertools.islice(found, MAX_FILES)))
 
-    def _locate(self, keys: Iterable[ChunkKey]) -> list[Ranges]:
+    def _locate(self, keys: Iterable[_ChunkKey]) -> list[Ranges]:
         """Return where chunks lie."""
         by_volume: dict[int, list[Coordinates]] = {}
         for number, coordinates in keys:
@@ -293,16 +296,16 @@ class VolumeSource(Selectable, RemoteParts):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_states": {}}
 
-    def _process_state(self) -> ProcessState:
+    def _process_state(self) -> "_ProcessState":
         process = os.getpid()
         state = self._states.get(process)
         if state is None:
             for other in set(self._states) - {process}:  # the cache of a parent would stay in memory here
                 self._states.pop(other, None)
-            state = self._states.setdefault(process, ProcessState(self._budget, self._threads))
+            state = self._states.setdefault(process, _ProcessState(self._budget, self._threads))
         return state
 
-    def _place_channels(self, centres: NDArray[np.float64]) -> list[Channel]:
+    def _place_channels(self, centres: NDArray[np.float64]) -> "list[_Channel]":
         """Return the channels to fill: all that have a volume, each with the placement of its patches."""
         known: dict[Any, Placement] = {}  # most channels of an array have the same placement
         channels = []
@@ -324,19 +327,19 @@ class VolumeSource(Selectable, RemoteParts):
                         for axis in range(3)
                     )
                     known[key] = Placement(tuple(taps))
-                channels.append(Channel(array, channel, number, volume, known[key]))
+                channels.append(_Channel(array, channel, number, volume, known[key]))
         return channels
 
     def _fill(
         self,
-        state: ProcessState,
-        channels: list[Channel],
-        group: PatchGroup,
+        state: "_ProcessState",
+        channels: "list[_Channel]",
+        group: "_PatchGroup",
         rows: tuple[NDArray[np.int64], NDArray[np.int64]],
         block: Block,
     ) -> None:
         """Decode the chunks of a group of patches that are not cached, and assemble the patches."""
-        held: dict[ChunkKey, NDArray[Any]] = {}
+        held: dict[_ChunkKey, NDArray[Any]] = {}
         fetches: list[Callable[[], int]] = []
         if self._remotes:
             absent = [key for key in group.chunks if key not in state.cache]
@@ -385,3 +388,87 @@ class VolumeSource(Selectable, RemoteParts):
     def _map(self, function: Callable[[StoredVolume], Result], volumes: Sequence[StoredVolume]) -> Iterable[Result]:
         """Call a function that reads a little of each volume; at once if one is at a URL."""
         return map_at_once(function, volumes) if self._remotes else map(function, volumes)
+
+
+class _ProcessState:
+    """The decoded chunks, threads and counters of one process."""
+
+    def __init__(self, budget: int, threads: int | None) -> None:
+        self.cache: SharedCache[NDArray[Any]] = SharedCache(budget)  # callers must not write to a chunk
+        self.pool, self.lock = ReadPool(threads), threading.Lock()
+        self.counts = dict.fromkeys(("bytes_delivered", "bytes_decoded", "chunks_decoded", "cache_hits"), 0)
+
+    def count(self, **more: int) -> None:
+        """Add to the counters."""
+        with self.lock:
+            for name, number in more.items():
+                self.counts[name] += number
+
+    def fetch(self, key: _ChunkKey, volume: StoredVolume, held: dict[_ChunkKey, NDArray[Any]]) -> int:
+        """Put a chunk into `held`; return 1 if it had to be decoded, else 0."""
+        loaded = []
+
+        def load() -> NDArray[Any]:
+            chunk, n_bytes = volume.load(key[1])
+            loaded.append(1)
+            self.count(bytes_decoded=n_bytes, chunks_decoded=1)
+            return chunk
+
+        held[key] = self.cache.get(key, load, volume.chunk_bytes(key[1]))
+        return len(loaded)
+
+
+class _Channel(NamedTuple):
+    """One channel of one array, for all patches of a read."""
+
+    array: ResolvedArray
+    number: int
+    volume_number: int
+    volume: StoredVolume
+    placement: Placement
+
+    def chunks(self, row: int) -> list[_ChunkKey]:
+        """Return the chunks that a patch needs."""
+        found = find_overlaps(self.volume.chunk, self.placement.low[row], self.placement.high[row])
+        return [(self.volume_number, coordinates) for coordinates, _, _ in found]
+
+    def stored_bytes(self, row: int) -> int:
+        """Return the size of the stored voxels under a patch."""
+        return self.placement.n_voxels(row) * self.volume.item_bytes
+
+    def fill(self, row: int, chunks: Mapping[Coordinates, NDArray[Any]], out: NDArray[Any]) -> int:
+        """Assemble a patch; return 0."""
+        if not self.placement.whole[row]:
+            out[...] = self.array.spec.pad_value
+        fill_patch(self.volume, chunks, self.placement, row, out if out.ndim == 3 else out[None])
+        return 0
+
+
+class _PatchGroup(NamedTuple):
+    """Consecutive patches [begin, end), whose chunks are held in memory at once."""
+
+    begin: int
+    end: int
+    chunks: dict[_ChunkKey, int]
+    """Size of each chunk."""
+
+    uses: list[int]
+    """Number of chunks that each patch needs."""
+
+
+def _group_patches(
+    channels: list[_Channel], volumes: tuple[StoredVolume, ...], n_patches: int, budget: int
+) -> Iterator[_PatchGroup]:
+    """Yield all patches in groups whose chunks fit the budget; a patch that exceeds it alone begins a group."""
+    begin, chunks, uses, n_bytes = 0, dict[_ChunkKey, int](), list[int](), 0
+    for row in range(n_patches):
+        keys = [key for channel in channels for key in channel.chunks(row)]
+        fresh = {key: volumes[key[0]].chunk_bytes(key[1]) for key in keys if key not in chunks}
+        if uses and fresh and n_bytes + sum(fresh.values()) > budget:
+            yield _PatchGroup(begin, row, chunks, uses)
+            begin, chunks, uses, n_bytes = row, {}, [], 0
+            fresh = {key: volumes[key[0]].chunk_bytes(key[1]) for key in keys}
+        chunks |= fresh
+        uses.append(len(keys))
+        n_bytes += sum(fresh.values())
+    yield _PatchGroup(begin, n_patches, chunks, uses)
