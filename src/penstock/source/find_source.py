@@ -22,8 +22,8 @@ from penstock.source.audio.file import EXTENSIONS
 from penstock.source.audio.source import AudioSource
 from penstock.source.combine import Concat
 from penstock.source.dataset import DatasetSource
-from penstock.source.files.decoders import EXTENSIONS as FILE_EXTENSIONS
 from penstock.source.files.folder import FolderSource
+from penstock.source.files.reader import EXTENSIONS as FILE_EXTENSIONS
 from penstock.source.stored.folders import HDF5_SUFFIXES, Folders
 from penstock.source.stored.npy import map_npy
 from penstock.source.stored.source import ZarrSource

@@ -19,8 +19,7 @@ from penstock.core.text import cause, count
 from penstock.core.types import Block, Field, Span
 from penstock.files.kinds import local_path
 from penstock.source.checks import check_items, check_span
-from penstock.source.files.decoders import EXTENSIONS, Decode
-from penstock.source.files.reader import FileReader
+from penstock.source.files.reader import EXTENSIONS, Decode, FileReader
 from penstock.source.select.selectable import Selectable, check_fields
 
 __all__ = ["FolderSource"]

@@ -1,4 +1,4 @@
-"""Reads files and puts what they hold into the fields of a block."""
+"""Reads files, decodes them (pixels, sound, an array, or what a function returns), and puts that into a block."""
 
 import io
 import os
@@ -13,11 +13,47 @@ from penstock.core.errors import MissingDependency, OptionError, ReadError
 from penstock.core.text import cause
 from penstock.core.types import Field
 from penstock.files.regular import open_descriptor
-from penstock.source.files.decoders import Decode, check_decode, choose_name, decode_payload
+from penstock.shard.codec import decode_npy
+from penstock.shard.decoders.audio import AUDIO, decode_audio
+from penstock.shard.decoders.images import IMAGES, decode_image
 
-__all__ = ["FileReader", "Stored"]
+__all__ = ["EXTENSIONS", "Decode", "FileReader", "Stored"]
 
 _CHUNK_BYTES = 1 << 20  # as in ArraySource
+
+Decode = str | Callable[[Any], Any]
+"""The name of a decoder, or a function of a path."""
+
+_RATE = "rate_hz"
+
+
+def _decode_rgb(payload: bytes) -> NDArray[Any]:
+    """Return 8 bits of red, green and blue; raise ValueError for an image of more bits."""
+    pixels: NDArray[Any] = decode_image(payload)
+    if pixels.dtype not in (np.dtype(np.uint8), np.dtype(np.bool_)):
+        raise ValueError(f"its pixels are {pixels.dtype}, which 8 bits do not hold; use decode='pixels'")
+    if pixels.ndim == 3 and pixels.shape[2] == 3:
+        return pixels
+    found: NDArray[Any] = decode_image(payload, "rgb8")
+    return found
+
+
+def _decode_sound(payload: bytes) -> tuple[NDArray[np.float32], float]:
+    frames, rate_hz = decode_audio(payload)
+    return np.ascontiguousarray(frames.numpy().T), float(rate_hz)
+
+
+_DECODERS: dict[str, tuple[str, Callable[[bytes], Any]]] = {
+    "image": ("image", _decode_rgb),
+    "pixels": ("image", decode_image),
+    "audio": ("audio", _decode_sound),
+    "npy": ("array", decode_npy),
+    "bytes": ("bytes", bytes),
+}
+"""Name to the field it fills, and its function."""
+
+EXTENSIONS: Mapping[str, tuple[str, ...]] = {"image": IMAGES, "pixels": IMAGES, "audio": AUDIO, "npy": ("npy",)}
+"""Which files of a folder a decoder is for."""
 
 Stored = str | bytes
 """A path, or the bytes of a file."""
@@ -43,14 +79,17 @@ class FileReader:
     @classmethod
     def make(cls, decode: Decode, name: str | None, shape: tuple[int, ...] | None) -> "FileReader":
         """Return a reader; raise OptionError for an argument that is not valid."""
-        check_decode(decode)
+        if not callable(decode) and decode not in _DECODERS:
+            raise OptionError(
+                f"decode must be one of {', '.join(map(repr, _DECODERS))}, or a function, got {decode!r}."
+            )
         if name is not None and (not isinstance(name, str) or not name):
             raise OptionError(f"name must be a non-empty string, or None, got {name!r}.")
         if shape is not None:
             if not isinstance(shape, tuple | list) or not all(isinstance(n, int) and n >= 0 for n in shape):
                 raise OptionError(f"shape must be a tuple of integers >= 0, or None, got {shape!r}.")
             shape = tuple(shape)
-        return cls(decode, name or choose_name(decode), shape)
+        return cls(decode, name or ("value" if callable(decode) else _DECODERS[decode][0]), shape)
 
     def describe(self) -> str:
         """Return what is done with files, for a fingerprint."""
@@ -94,7 +133,7 @@ class FileReader:
                 raise
         assert isinstance(payload, bytes), "a path is for functions only"
         try:
-            return decode_payload(self.decode, payload, self.name)
+            return _decode_payload(self.decode, payload, self.name)
         except MissingDependency:
             raise
         except ValueError as error:
@@ -127,3 +166,12 @@ class FileReader:
         """Return how many items make about a megabyte."""
         n_bytes = sum((field.item_bytes or field.typical_bytes or 1) for field in fields.values())
         return max(1, min(n_items, _CHUNK_BYTES // max(1, n_bytes)))
+
+
+def _decode_payload(decode: str, payload: bytes, name: str) -> dict[str, Any]:
+    """Return the fields of a file; raise ValueError if it cannot be decoded."""
+    try:
+        value = _DECODERS[decode][1](payload)
+    except (OSError, SyntaxError, OverflowError, EOFError) as error:  # of Pillow, for files that are none
+        raise ValueError(str(error) or type(error).__name__) from error
+    return {name: value[0], _RATE: value[1]} if decode == "audio" else {name: value}

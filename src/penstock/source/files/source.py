@@ -20,8 +20,7 @@ from penstock.files.kinds import local_path
 from penstock.files.stores.url import is_url
 from penstock.source.array import ArraySource
 from penstock.source.checks import check_items, check_span, keep_existing, sum_memory
-from penstock.source.files.decoders import Decode
-from penstock.source.files.reader import FileReader, Stored
+from penstock.source.files.reader import Decode, FileReader, Stored
 from penstock.source.remote_parts import RemoteParts
 from penstock.source.select.selectable import Selectable, check_fields
 from penstock.source.table.source import TableSource
