@@ -18,7 +18,7 @@ from penstock.recipes.streams import FlyVisSim, SimulationWriter, create_zarr_lo
 STEPS, NEURONS = 2500, 2  # a whole chunk, and one that is filled up
 
 SCRIPT = """
-import numpy as np
+import numpy as np, zarr.codecs  # once, not in every process that is forked
 from penstock_test_killer import serve
 from penstock.recipes.streams import SimulationWriter
 

@@ -58,6 +58,9 @@ class WriterCase:
     replaces: bool = True
     """Whether it replaces another dataset."""
 
+    has_threads: bool = False
+    """Whether threads change files, so that the number of changes varies, and the last one may not come."""
+
 
 def sample(number: int, version: int) -> dict[str, Any]:
     return {"x": np.array([number, version, -number], np.int32), "y": np.full(number % 4, version, np.float32)}
@@ -168,7 +171,7 @@ WRITERS: dict[str, WriterCase] = {
     "a conversion, by time": WriterCase(write_conversion, read_parts, {"by": "time"}, write_tapes),
     "a conversion, by subject": WriterCase(write_conversion, read_parts, {"by": "subject"}, write_tapes),
     "a chosen source": WriterCase(write_from_source, read_totals, {}),
-    "a simulation": WriterCase(write_simulation, read_simulation, {}, moments=20, resumes=False),
+    "a simulation": WriterCase(write_simulation, read_simulation, {}, moments=20, resumes=False, has_threads=True),
     "an index of archives": WriterCase(write_index, read_classes, {}, write_archives, resumes=False, replaces=False),
 }
 

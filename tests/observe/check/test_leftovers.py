@@ -44,7 +44,7 @@ serve(write)
 
 
 SIMULATION = """
-import numpy as np
+import numpy as np, zarr.codecs  # once, not in every process that is forked
 from penstock_test_killer import serve
 from penstock.recipes.streams import SimulationWriter
 

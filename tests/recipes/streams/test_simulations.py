@@ -114,6 +114,15 @@ def test_a_writer_says_what_does_not_fit(tmp_path: Path) -> None:
         writer.close()
 
 
+def test_steps_may_come_one_by_one_in_memory_that_is_used_again(tmp_path: Path) -> None:
+    given = np.empty((1, NEURONS, 4), np.float32)
+    with SimulationWriter(tmp_path / "single", metadata(), 2100) as single:
+        for step in range(2100):
+            given[:] = frames(step, step + 1)
+            single.append(given)
+    assert np.array_equal(load_column_slice(tmp_path / "single", 3, 0, 2100), frames(0, 2100)[..., 0])
+
+
 def test_a_block_that_fails_is_not_told_that_steps_are_missing(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="mine"), SimulationWriter(tmp_path / "a", np.zeros((3, 5)), 10):
         raise KeyError("mine")

@@ -118,12 +118,8 @@ def calculate_chunk_params(
     >>> calculate_chunk_params(967_680, 65_536, 256, 1)
     (14, 256, 3584)
     """
-    _check_sizes(
-        total_timesteps=total_timesteps,
-        chunk_size=chunk_size,
-        batch_size=batch_size,
-        data_passes_per_epoch=data_passes_per_epoch,
-    )
+    _check_sizes(total_timesteps=total_timesteps, chunk_size=chunk_size, batch_size=batch_size)
+    check_integer("data_passes_per_epoch", data_passes_per_epoch, at_least=1)
     size = min(chunk_size, total_timesteps)
     if size < batch_size:
         raise OptionError(

@@ -115,8 +115,9 @@ class SimulationWriter:
         check_choice("zarr_format", zarr_format, (2, 3))
         self.folder = local_path(path)
         self._staging = Staging(self.folder / WRITING, self.folder / _SERIES, _SERIES)
-        self._waiting = np.empty((0, *self._shape), np.float32)
-        self._stored, self._ended = 0, ""
+        # The steps of one chunk of each column, which is written once.
+        self._waiting = np.empty((min(_CHUNK_STEPS, self._total), *self._shape), np.float32)
+        self._n_waiting, self._stored, self._ended = 0, 0, ""
         self._lock = FolderLock(self.folder)
         weakref.finalize(self, self._lock.release)
         try:
@@ -137,17 +138,19 @@ class SimulationWriter:
         given = np.asarray(frames, np.float32)
         if given.ndim != 3 or given.shape[1:] != self._shape:
             raise OptionError(f"frames must have shape (time, {self._shape[0]}, {self._shape[1]}), got {given.shape}.")
-        end = self._stored + len(self._waiting) + len(given)
+        end = self._stored + self._n_waiting + len(given)
         if end > self._total:
             raise OptionError(f"At most total_timesteps={self._total} steps can be appended, got {end}.")
-        waiting = np.concatenate([self._waiting, given])
-        whole = len(waiting) - len(waiting) % _CHUNK_STEPS if end < self._total else len(waiting)
-        if whole:
-            try:
-                self._series[self._stored : self._stored + whole] = waiting[:whole]
-            except OSError as error:
-                raise self._fail(error) from error
-        self._stored, self._waiting = self._stored + whole, waiting[whole:].copy()
+        while len(given):
+            part = given[: len(self._waiting) - self._n_waiting]
+            self._waiting[self._n_waiting : self._n_waiting + len(part)] = part
+            self._n_waiting, given = self._n_waiting + len(part), given[len(part) :]
+            if self._n_waiting in (len(self._waiting), self._total - self._stored):
+                try:
+                    self._series[self._stored : self._stored + self._n_waiting] = self._waiting[: self._n_waiting]
+                except OSError as error:
+                    raise self._fail(error) from error
+                self._stored, self._n_waiting = self._stored + self._n_waiting, 0
 
     def close(self) -> None:
         """Publish the simulation; raise OptionError if steps are missing. Idempotent."""
@@ -158,7 +161,7 @@ class SimulationWriter:
         if self._stored < self._total:
             raise OptionError(
                 f"total_timesteps={self._total} steps must be appended before close(), got "
-                f"{self._stored + len(self._waiting)}. Nothing is published; append the rest."
+                f"{self._stored + self._n_waiting}. Nothing is published; append the rest."
             )
         try:
             self._staging.prepare([*self._staging.folder.rglob("*"), self._staging.folder])
@@ -191,7 +194,7 @@ class SimulationWriter:
         staging.begin(STARTS_OVER)
 
     def _end(self, why: str) -> None:
-        self._ended, self._waiting = why, self._waiting[:0]
+        self._ended, self._waiting = why, self._waiting[:0].copy()
         self._lock.release()
 
     def _fail(self, error: OSError) -> WriteError:
