@@ -34,7 +34,7 @@ EXCEPTIONS: dict[tuple[str, str], tuple[int, str]] = {
     ("penstock.observe.check.storage", "os.open"): (1, "creates a file without a name, to write to"),
     ("penstock.core.doors", "open"): (1, _OURS),
     ("penstock.cli.errors", "os.open"): (1, "opens /dev/null"),
-    ("penstock.convert.inputs.npz", "ZipFile"): (2, _OPEN),
+    ("penstock.convert.inputs.arrays", "ZipFile"): (2, _OPEN),
     ("penstock.convert.table", "parquet.read_table"): (1, _OPEN),
     ("penstock.convert.inputs.zarr", "LocalStore"): (1, _CHECKED),
     ("penstock.convert.inputs.zarr", "ZipStore"): (1, _CHECKED),

@@ -342,13 +342,10 @@ def test_a_function_that_fails_names_the_item() -> None:
 def test_what_cannot_be_opened_says_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "trials.npz"
     np.savez(path, **arrays())
-    with pytest.raises(ps.SourceError, match=r"trials\.npz is an archive of arrays.*open\(dict\(numpy\.load\('"):
-        ps.open(path)
     with np.load(path) as stored:
         assert ps.open(dict(stored)).source.take(np.array([3]))["x"].tolist() == [3]
-    with pytest.raises(
-        ps.SourceError, match=r"At a URL, shards, zarr and HDF5 can be opened, got s3://bucket/rows\.par"
-    ):
+    assert ps.open(path).source.take(np.array([3]))["x"].tolist() == [3]
+    with pytest.raises(ps.SourceError, match=r"At a URL, shards, zarr, .* can be opened, got s3://bucket/rows\.par"):
         ps.open("s3://bucket/rows.parquet")
 
 

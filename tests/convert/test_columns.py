@@ -15,10 +15,9 @@ from penstock import TarSource, convert_to_shards
 from penstock.convert.columns import Columns
 from penstock.convert.convert import convert
 from penstock.convert.engines import LocalEngine
-from penstock.convert.inputs.arrays import NpyInput
+from penstock.convert.inputs.arrays import NpyInput, NpzInput
 from penstock.convert.inputs.audio import ClipInput
 from penstock.convert.inputs.function import FunctionInput
-from penstock.convert.inputs.npz import NpzInput
 from penstock.convert.inputs.protocol import Input
 from penstock.convert.inputs.source import ShardsInput
 from penstock.convert.inputs.zarr import ZarrInput

@@ -10,9 +10,9 @@ import torch
 from penstock_special_files import SPECIAL, plant
 
 import penstock as ps
+from penstock.convert.inputs.arrays import NpzInput
 from penstock.convert.inputs.audio import AudioInput
 from penstock.convert.inputs.files import FilesInput
-from penstock.convert.inputs.npz import NpzInput
 from penstock.convert.inputs.zarr import ZarrInput
 from penstock.convert.nwb.file import open_nwb
 from penstock.convert.table import read_table

@@ -3,11 +3,11 @@ from penstock.convert.engines import LocalEngine as LocalEngine
 from penstock.convert.formats import ReadOptions as ReadOptions
 from penstock.convert.formats import inputs_of as inputs_of
 from penstock.convert.inputs.arrays import NpyInput as NpyInput
+from penstock.convert.inputs.arrays import NpzInput as NpzInput
 from penstock.convert.inputs.audio import AudioInput as AudioInput
 from penstock.convert.inputs.audio import ClipInput as ClipInput
 from penstock.convert.inputs.files import FilesInput as FilesInput
 from penstock.convert.inputs.function import FunctionInput as FunctionInput
-from penstock.convert.inputs.npz import NpzInput as NpzInput
 from penstock.convert.inputs.protocol import Input as Input
 from penstock.convert.inputs.protocol import Recording as Recording
 from penstock.convert.inputs.source import ShardsInput as ShardsInput

@@ -8,14 +8,13 @@ import numpy as np
 
 from penstock.convert.content import Content
 from penstock.convert.formats import detect_kind
-from penstock.convert.inputs.arrays import HEAD_BYTES
-from penstock.convert.inputs.npz import list_headers
 from penstock.convert.inputs.zarr import list_arrays
 from penstock.convert.nwb.describe import describe_file
 from penstock.core.errors import SourceError
 from penstock.files.regular import open_input
 from penstock.shard.codec import NpyHeader, parse_npy_header
 from penstock.source.audio.file import AudioFile
+from penstock.source.numpy_files import HEAD_BYTES, list_headers
 from penstock.source.stored.zarr.store_folder import LocalFolder
 from penstock.source.volume.attributes import read_ome
 from penstock.source.volume.ngff import Multiscale

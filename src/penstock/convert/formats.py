@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
 
-from penstock.convert.inputs.arrays import NpyInput
+from penstock.convert.inputs.arrays import NpyInput, NpzInput
 from penstock.convert.inputs.audio import AudioInput, ClipInput
 from penstock.convert.inputs.files import IMAGE_EXTENSIONS, FilesInput, find_files, group_files, has_images
-from penstock.convert.inputs.npz import NpzInput
 from penstock.convert.inputs.protocol import Input, input_place
 from penstock.convert.inputs.source import ShardsInput
 from penstock.convert.inputs.zarr import ZarrInput

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from penstock.convert.columns import ColumnReader, Columns, find_repeated_ids, list_groups, make_label
 from penstock.convert.engines import Engine
-from penstock.convert.inputs.arrays import NpyInput
+from penstock.convert.inputs.arrays import NpyInput, NpzInput
 from penstock.convert.inputs.function import FunctionInput, function_name
-from penstock.convert.inputs.npz import NpzInput
 from penstock.convert.inputs.protocol import Input
 from penstock.convert.inputs.zarr import ZarrInput
 from penstock.convert.plan import AlignableInput, Alignment, BadInput, Chosen, Job, Scan, Scanner

@@ -9,6 +9,7 @@ from penstock.source.files.folder import FolderSource as FolderSource
 from penstock.source.files.source import FilesSource as FilesSource
 from penstock.source.find_source import open_source as open_source
 from penstock.source.lengths import item_lengths as item_lengths
+from penstock.source.numpy_files import NumpySource as NumpySource
 from penstock.source.select.columns import read_columns as read_columns
 from penstock.source.select.selectable import Selectable as Selectable
 from penstock.source.select.selectable import Take as Take

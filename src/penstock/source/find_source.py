@@ -24,6 +24,7 @@ from penstock.source.combine import Concat
 from penstock.source.dataset import DatasetSource
 from penstock.source.files.folder import FolderSource
 from penstock.source.files.reader import EXTENSIONS as FILE_EXTENSIONS
+from penstock.source.numpy_files import NumpySource
 from penstock.source.stored.folders import HDF5_SUFFIXES, Folders
 from penstock.source.stored.npy import map_npy
 from penstock.source.stored.source import ZarrSource
@@ -57,6 +58,7 @@ def open_source(what: Any, **options: Any) -> Source:
     | an OME-NGFF image, with `shape=` of a patch, and perhaps `scale=` and `at=` | `VolumeSource` |
     | an audio file, a pattern (`"*.wav"`), or a folder of audio files | `AudioSource` |
     | an npy file, or a pattern of them | `ArraySource`, concatenated |
+    | an npz archive; an npy file at a URL | `NumpySource` |
     | a list of paths of one of these kinds | concatenated |
     | a `.parquet`, `.feather`, `.arrow`, `.csv` or `.tsv` file, a pattern or a folder of them; a frame of pandas or \
 polars, a pyarrow table, a Hugging Face dataset | `TableSource` |
@@ -121,27 +123,24 @@ def _open_place(where: str, options: dict[str, Any]) -> Source:
         return _open_zarr(where, options)
     if not is_remote and not glob.has_magic(where) and "{" not in where and not path.exists():
         raise _make_missing_error(path)
-    if suffix == ".npz":
-        raise SourceError(
-            f"{where} is an archive of arrays, which cannot be read item by item. Load it, "
-            f"penstock.open(dict(numpy.load({where!r}))), or convert it to shards."
-        )
+    if suffix == ".npz" or (is_remote and suffix == ".npy"):
+        return pass_options(NumpySource, options, where)
     if suffix in (".npy", *EXTENSIONS) and not is_remote:
         is_pattern = glob.has_magic(where) and not path.exists()
         found = sorted(glob.glob(where, recursive=True)) if is_pattern else [where]  # noqa: PTH207  # a whole pattern
         if not found:
             raise SourceError(f"No file {where}. Check the pattern.")
         return _open_files(found, options)
-    if is_remote and suffix in (".npy", ".npz", *EXTENSIONS, *TABLE_EXTENSIONS, *_IMAGES):
+    if is_remote and suffix in (*EXTENSIONS, *TABLE_EXTENSIONS, *_IMAGES):
         raise SourceError(
-            f"At a URL, shards, zarr and HDF5 can be opened, got {where}. Copy it to this machine, or make shards of "
-            "it with convert_to_shards, which reads npy, npz, audio, NWB and whole files at URLs."
+            f"At a URL, shards, zarr, HDF5, npy and npz can be opened, got {where}. Copy it to this machine, or make shards "
+            "of it with convert_to_shards, which reads audio, NWB and whole files at URLs."
         )
     inside = set() if is_remote else _list_extensions(path)
-    if suffix in TABLE_EXTENSIONS or inside & set(TABLE_EXTENSIONS):  # which says that it does not read from URLs
-        return pass_options(TableSource, options, where)
-    if inside & set(EXTENSIONS):
-        return pass_options(AudioSource, options, where)
+    is_table = suffix in TABLE_EXTENSIONS or bool(inside & set(TABLE_EXTENSIONS))
+    if is_table or inside & set(EXTENSIONS):
+        kind: Callable[..., Source] = TableSource if is_table else AudioSource
+        return pass_options(kind, options, where)
     if not is_remote and (suffix in _IMAGES or ("" in inside and _has_images(path))):
         return pass_options(FolderSource, options, where)
     if not is_remote:

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.convert.inputs.arrays import NpyInput
-from penstock.convert.inputs.npz import NpzInput
+from penstock.convert.inputs.arrays import NpyInput, NpzInput
 from penstock.core.errors import OptionError, ReadError, SourceError
 
 
@@ -94,7 +93,6 @@ def test_samples_can_be_kept_and_changed_without_changing_others(tmp_path, numbe
     first, *rest = [fields["data"] for fields, _ in recording.samples(np.arange(recording.n_samples))]
     first[:] = -1
     assert min(window.min() for window in rest) == 4.0
-    assert all(window.base is None for window in (first, *rest))
     recording.close()
 
 
@@ -143,7 +141,7 @@ def test_a_file_that_becomes_shorter_is_an_error_that_names_rows_and_file(tmp_pa
     with pytest.raises(ReadError, match=r"rows 90–99 of .*a\.npy: the file ends at byte .* too early"):
         list(recording.samples(np.array([9])))
     recording.close()
-    with pytest.raises(ReadError, match=r"rows 0–9 of .*a\.npy: .*closed"):
+    with pytest.raises(SourceError, match=r"a\.npy: .* needs 6400 bytes"):  # opened again
         list(recording.samples(np.array([0])))
 
 
@@ -169,7 +167,7 @@ def test_items_out_of_range_are_refused(tmp_path, numbered):
 def test_a_truncated_file_is_refused_when_it_is_opened(tmp_path, numbered, cut):
     path = save(tmp_path / "a.npy", numbered((100, 8)))
     path.write_bytes(path.read_bytes()[:cut])
-    with pytest.raises(SourceError, match=r"Could not convert .*a\.npy"):
+    with pytest.raises(SourceError, match=r"Could not read .*a\.npy"):
         NpyInput(path).open()
 
 
@@ -222,13 +220,14 @@ def test_an_overlap_of_single_rows_is_refused():
 
 
 def test_a_failed_opening_leaves_no_file_open(tmp_path, numbered):
-    path = save(tmp_path / "a.npy", numbered((5, 2)))
+    path, damaged = save(tmp_path / "a.npy", numbered((5, 2))), tmp_path / "a.npz"
+    damaged.write_bytes(b"PK\x03\x04 and nothing more")
     before = len([*Path("/proc/self/fd").iterdir()])
     for _ in range(5):
         with pytest.raises(SourceError):
             NpyInput(path, 6).open()
         with pytest.raises(SourceError):
-            NpzInput(path).open()
+            NpzInput(damaged).open()
     assert len([*Path("/proc/self/fd").iterdir()]) == before
 
 

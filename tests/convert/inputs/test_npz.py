@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.convert.inputs.npz import NpzInput
+from penstock.convert.inputs.arrays import NpzInput
 from penstock.core.errors import OptionError, SourceError, WriteError
 
 

@@ -14,14 +14,14 @@ from bench.campaign.fuzz.mutate import Mutation
 from bench.campaign.fuzz.structures import mutate_npy, mutate_zip
 from bench.campaign.fuzz.target import Run, SkippedInput, Target, WrongValueError, read_file
 from bench.campaign.fuzz.targets.decoders import save_npy
-from penstock.convert.inputs.arrays import NpyInput
+from penstock.convert.inputs.arrays import NpyInput, NpzInput
 from penstock.convert.inputs.files import FilesInput
-from penstock.convert.inputs.npz import NpzInput, list_headers
 from penstock.convert.splits import Split, parse_split
 from penstock.convert.table import read_table
 from penstock.core.errors import OptionError, ReadError, SourceError, WriteError
 from penstock.recipes.cellmap.multi import CellMapDataSplit
 from penstock.recipes.crossval.cross_validation import _read_file as read_features
+from penstock.source.numpy_files import list_headers
 
 __all__ = ["CONVERSIONS"]
 

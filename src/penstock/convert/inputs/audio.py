@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.convert.inputs.arrays import check_numbers
-from penstock.convert.inputs.protocol import Sample, folder_name, input_place
+from penstock.convert.inputs.protocol import Sample, check_numbers, folder_name, input_place
 from penstock.convert.windows import Windows, check_overlap
 from penstock.core.errors import SourceError
 from penstock.files.spans.options import RemoteOptions

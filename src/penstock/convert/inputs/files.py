@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.convert.inputs.arrays import check_numbers
-from penstock.convert.inputs.protocol import Sample, folder_name, input_place
+from penstock.convert.inputs.protocol import Sample, check_numbers, folder_name, input_place
 from penstock.core.errors import OptionError, ReadError, SourceError
 from penstock.core.text import cause
 from penstock.files.byte_files import open_bytes

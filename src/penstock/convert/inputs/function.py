@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.convert.inputs.arrays import check_numbers
-from penstock.convert.inputs.protocol import Sample
+from penstock.convert.inputs.protocol import Sample, check_numbers
 from penstock.convert.plan import Alignment, Scan
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.text import count

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.core.errors import ReadError
 from penstock.files.spans.options import RemoteOptions
 from penstock.files.stores.url import Url, is_url, parse_place
 
@@ -21,6 +22,7 @@ __all__ = [
     "Recording",
     "Sample",
     "SampleRecording",
+    "check_numbers",
     "folder_name",
     "folders_of",
     "ids_of",
@@ -138,3 +140,13 @@ def input_place(path: str | os.PathLike[str] | Url) -> Path | Url:
 def folder_name(path: Path | Url) -> str:
     """Return the name of the folder of a file."""
     return path.parent.name if isinstance(path, Url) else path.absolute().parent.name
+
+
+def check_numbers(numbers: NDArray[np.int64], n_samples: int, path: Path | Url) -> NDArray[np.int64]:
+    """Return the item numbers as an array; raise ReadError if the recording does not have all of them."""
+    checked = np.asarray(numbers, np.int64)
+    if len(checked) and (checked.min() < 0 or checked.max() >= n_samples):
+        raise ReadError(
+            f"Could not read items {checked.min()}–{checked.max()} of {path}: it has items 0–{n_samples - 1}."
+        )
+    return checked

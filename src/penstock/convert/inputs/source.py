@@ -18,17 +18,21 @@ from penstock.files.stores.url import Url
 from penstock.shard.manifest import METADATA
 from penstock.shard.names import automatic_key
 from penstock.shard.sample_form import RESERVED_KEYS
+from penstock.source.checks import check_items
 from penstock.source.select.selectable import as_stored, select_fields
 from penstock.source.tar.source import TarSource
+from penstock.source.windowed import Windowed
 from penstock.transform.read_values import ItemsAhead
 
 __all__ = ["ShardsInput", "SourceInput", "SourceRecording"]
 
 _READ_ITEMS, _READ_METADATA = 32, 1024
-_READ_BYTES, _CHUNK_BYTES = 16 << 20, 256 << 20  # of items, and of those of a chunk that is decoded as a whole
+_SMALL_BYTES, _READ_BYTES = 1 << 20, 16 << 20  # of small items, and of others, in one call
+_CHUNK_BYTES = 256 << 20  # of items of a chunk that is decoded as a whole
 _TOLD_BYTES, _MOST_TOLD = 16 << 20, 4096  # that are read ahead at once
 
 _Int64s = NDArray[np.int64]
+_OBJECT = np.dtype(object)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,7 @@ class SourceInput:
 
     def open(self) -> "SourceRecording":
         """Return the items; the source opens its files by itself."""
-        return SourceRecording(self.source, self.about, self.transform, self.seed, self.path.name)
+        return SourceRecording(self.source, self.about, self.transform, self.seed, file=self.path.name)
 
 
 class SourceRecording:
@@ -95,7 +99,9 @@ class SourceRecording:
         about: Mapping[str, Any],
         transform: Transform | None = None,
         seed: int = 0,
+        *,
         file: str = "",
+        notes: Sequence[str] = (),
     ) -> None:
         self._file = file
         self._source = as_stored(source) if transform is None else source
@@ -106,9 +112,9 @@ class SourceRecording:
         self._names = [name for name in fields if name != METADATA or transform is not None]
         self._transform, self._seed = transform, seed
         self.n_samples = len(source.index)
-        self.about: Mapping[str, Any] = {**about, "fields": fields}
+        self.about: Mapping[str, Any] = {"fields": fields, **about}
         self.groups: Mapping[str, str] = {}
-        self.notes: Sequence[str] = ()
+        self.notes: Sequence[str] = notes
 
     @property
     def ids(self) -> Sequence[str | None]:
@@ -129,8 +135,12 @@ class SourceRecording:
             yield from map(_own_metadata, block[METADATA], some.tolist())
 
     def span(self, numbers: _Int64s) -> NDArray[np.float64]:
-        """Return the number of each item, and the next number."""
-        return np.stack([numbers, numbers + 1], axis=1).astype(np.float64)
+        """Return the first row of each item in the source, and the row after its last."""
+        starts = check_items(numbers, self._source)
+        stops = starts + 1
+        if isinstance(self._source, Windowed):
+            starts, stops = self._source.places(starts).values()
+        return np.stack([starts, stops], axis=1).astype(np.float64)
 
     def samples(self, numbers: _Int64s) -> Iterator[Sample]:
         """Yield items in the order of `numbers`."""
@@ -139,8 +149,10 @@ class SourceRecording:
             has_own = METADATA in block
             abouts = map(_own_metadata, block[METADATA], some.tolist()) if has_own else self._locate(some)
             for row, about in enumerate(abouts):
-                sample = {name: block[name][row] for name in self._names}
-                yield (sample, about) if self._transform is None else self._change(sample, about, int(some[row]))
+                if self._transform is None:  # a text is an array, too, if its dtype is
+                    yield {name: _select(block[name], row) for name in self._names}, about
+                    continue
+                yield self._change({name: block[name][row] for name in self._names}, about, int(some[row]))
 
     def _locate(self, numbers: _Int64s) -> Iterator[dict[str, Any]]:
         """Yield where items without metadata of their own come from, as far as the source says it."""
@@ -183,7 +195,7 @@ def _items_at_once(source: Source) -> tuple[int, int]:
     sizes = [field.item_bytes or field.typical_bytes for field in source.fields.values()]
     item_bytes = max(1, stored_bytes // max(1, len(source.index)))
     read_bytes = item_bytes if None in sizes else max(1, sum(size or 0 for size in sizes))
-    at_once = max(1, min(_READ_ITEMS, _READ_BYTES // read_bytes))
+    at_once = max(1, min(_READ_ITEMS, _READ_BYTES // read_bytes), min(_SMALL_BYTES // read_bytes, _MOST_TOLD))
     if getattr(source, "reads_whole_chunks", False) is True:  # or each call would decode its chunks again
         at_once = max(at_once, min(source.index.usual_chunk, _CHUNK_BYTES // read_bytes))
     return at_once, min(max(at_once, _TOLD_BYTES // item_bytes), _MOST_TOLD)
@@ -198,6 +210,10 @@ def _read_blocks(
         ahead.follow(start)
         some = numbers[start : start + at_once]
         yield some, source.take(some)
+
+
+def _select(values: Any, row: int) -> Any:
+    return values[row] if getattr(values, "dtype", _OBJECT) == _OBJECT else values[row, ...]
 
 
 def _keep_item(item: Any, _: np.random.Generator, /) -> Any:

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.convert.inputs.arrays import Column, RowRecording, check_rows, cut_windows
-from penstock.convert.inputs.npz import check_lengths, normalize_fields
+from penstock.convert.inputs.arrays import check_rows, normalize_fields, record_rows
 from penstock.convert.inputs.protocol import input_place
+from penstock.convert.inputs.source import SourceRecording
 from penstock.core.checks import check_integer
 from penstock.core.errors import MissingDependency, ReadError, SourceError
 from penstock.core.text import count
@@ -22,6 +22,8 @@ from penstock.files.spans.remote_folder import RemoteFolder
 from penstock.files.stores.url import Url
 from penstock.source.checks import allocate
 from penstock.source.chunked_rows import ChunkedRowReader
+from penstock.source.numpy_files import check_lengths
+from penstock.source.rows import Column, RowsSource
 from penstock.source.stored.open_array import open_array
 from penstock.source.stored.zarr.array import ZarrArray
 from penstock.source.stored.zarr.group import find_arrays
@@ -72,7 +74,7 @@ class ZarrInput:
         check_integer("axis", self.axis, at_least=0)
         check_rows(self.sequence_length, self.overlap)
 
-    def open(self) -> RowRecording:
+    def open(self) -> SourceRecording:
         """Open the store and read the metadata of its arrays."""
         notes: list[str] = []
         with ExitStack() as stack:
@@ -94,14 +96,9 @@ class ZarrInput:
                 columns[name] = Column(reader.shape, reader.dtype, reader.rows)
                 notes = [*notes, *_note_missing_chunks(name, array, stored)]
             zarr_format = int(next(iter(arrays.values())).metadata.zarr_format)
-            return RowRecording(
-                self.path,
-                columns,
-                cut_windows(columns, self.sequence_length, self.overlap, self.path),
-                about={"format": "zarr", "zarr_format": zarr_format, "axis": self.axis},
-                notes=notes,
-                release=stack.pop_all().close,
-            )
+            about = {"format": "zarr", "zarr_format": zarr_format, "axis": self.axis}
+            source = RowsSource(columns, str(self.path), stack.pop_all().close)
+            return record_rows(source, self, about, notes)
 
     def list_folders(self) -> list[Url]:
         """Return the URLs of a store and of its arrays, whose metadata say whether it has changed."""
