@@ -133,8 +133,8 @@ def _open_place(where: str, options: dict[str, Any]) -> Source:
         return _open_files(found, options)
     if is_remote and suffix in (*EXTENSIONS, *TABLE_EXTENSIONS, *_IMAGES):
         raise SourceError(
-            f"At a URL, shards, zarr, HDF5, npy and npz can be opened, got {where}. Copy it to this machine, or make shards "
-            "of it with convert_to_shards, which reads audio, NWB and whole files at URLs."
+            f"At a URL, shards, zarr, HDF5, npy and npz can be opened, got {where}. Copy it to this machine, or make "
+            "shards of it with convert_to_shards, which reads audio, NWB and whole files at URLs."
         )
     inside = set() if is_remote else _list_extensions(path)
     is_table = suffix in TABLE_EXTENSIONS or bool(inside & set(TABLE_EXTENSIONS))

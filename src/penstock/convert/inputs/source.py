@@ -12,7 +12,7 @@ from penstock.convert.inputs.protocol import Sample
 from penstock.core.errors import SourceError
 from penstock.core.protocols import Source, Transform
 from penstock.core.seeds import generator_for
-from penstock.core.types import UNNAMED
+from penstock.core.types import UNNAMED, Span
 from penstock.files.spans.options import RemoteOptions
 from penstock.files.stores.url import Url
 from penstock.shard.manifest import METADATA
@@ -195,7 +195,8 @@ def _items_at_once(source: Source) -> tuple[int, int]:
     sizes = [field.item_bytes or field.typical_bytes for field in source.fields.values()]
     item_bytes = max(1, stored_bytes // max(1, len(source.index)))
     read_bytes = item_bytes if None in sizes else max(1, sum(size or 0 for size in sizes))
-    at_once = max(1, min(_READ_ITEMS, _READ_BYTES // read_bytes), min(_SMALL_BYTES // read_bytes, _MOST_TOLD))
+    least = 1 if hasattr(source, "places") else _READ_ITEMS  # rows are copied once more, best within a cache
+    at_once = max(1, min(least, _READ_BYTES // read_bytes), min(_SMALL_BYTES // read_bytes, _MOST_TOLD))
     if getattr(source, "reads_whole_chunks", False) is True:  # or each call would decode its chunks again
         at_once = max(at_once, min(source.index.usual_chunk, _CHUNK_BYTES // read_bytes))
     return at_once, min(max(at_once, _TOLD_BYTES // item_bytes), _MOST_TOLD)
@@ -209,7 +210,9 @@ def _read_blocks(
     for start in range(0, len(numbers), at_once):
         ahead.follow(start)
         some = numbers[start : start + at_once]
-        yield some, source.take(some)
+        first, last = int(some[0]), int(some[-1])
+        is_span = 0 <= first == last - len(some) + 1 and bool((some[1:] > some[:-1]).all())
+        yield some, source.read(Span(first, last + 1)) if is_span else source.take(some)
 
 
 def _select(values: Any, row: int) -> Any:
