@@ -11,7 +11,7 @@ from penstock_tree import ROOT, SRC
 BUDGET = {
     "chain": 482,
     "cli": 2059,
-    "convert": 8073,
+    "convert": 7727,
     "core": 2740,
     "feed": 2279,
     "files": 4320,
@@ -20,10 +20,10 @@ BUDGET = {
     "recipes": 9618,
     "run": 3097,
     "shard": 7711,
-    "source": 15839,
+    "source": 16320,
     "transform": 2120,
     "the C part": 1180,
-    "tests": 78327,
+    "tests": 78403,
     "bench/campaign": 6526,
     "pages of docs/how-to": 40,
 }

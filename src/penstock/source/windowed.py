@@ -48,8 +48,8 @@ class Windowed(Selectable, Wrapper):
 
     def __init__(self, source: Source, length: int, stride: int | None = None) -> None:
         self._source, self._parts = source, (source,)
-        self._length = check_integer("length", length, at_least=1)
-        self._stride = self._length if stride is None else check_integer("stride", stride, at_least=1)
+        self.length = check_integer("length", length, at_least=1)
+        self._stride = self.length if stride is None else check_integer("stride", stride, at_least=1)
         varying = [name for name, field in source.fields.items() if field.item_bytes is None]
         if varying:
             raise SourceError(
@@ -57,25 +57,23 @@ class Windowed(Selectable, Wrapper):
                 "Choose other fields with with_fields([...])."
             )
         self.fields = {
-            name: Field(field.dtype, (self._length, *(field.shape or ()))) for name, field in source.fields.items()
+            name: Field(field.dtype, (self.length, *(field.shape or ()))) for name, field in source.fields.items()
         }
         n_rows = len(source.index)
-        if n_rows < self._length:
+        if n_rows < self.length:
             raise SourceError(f"length must be at most {n_rows}, the number of rows of {source!r}, got {length}.")
-        digest = hashlib.blake2b(
-            f"{source.index.content_digest}:{self._length}:{self._stride}".encode(), digest_size=16
-        )
+        digest = hashlib.blake2b(f"{source.index.content_digest}:{self.length}:{self._stride}".encode(), digest_size=16)
         chunk = max(1, source.index.usual_chunk // self._stride)
-        index = Index.uniform((n_rows - self._length) // self._stride + 1, chunk, identity=digest.hexdigest())
+        index = Index.uniform((n_rows - self.length) // self._stride + 1, chunk, identity=digest.hexdigest())
         self.index = replace(index, presence=source.index.presence)
 
     def __repr__(self) -> str:
-        return f"Windowed({self._source!r}, {self._length}, {self._stride})"
+        return f"Windowed({self._source!r}, {self.length}, {self._stride})"
 
     def places(self, items: _Int64s) -> dict[str, _Int64s]:
         """Return where items lie: their first row in the source, and the row after their last."""
         starts = np.asarray(items, np.int64) * self._stride
-        return {"start_row": starts, "stop_row": starts + self._length}
+        return {"start_row": starts, "stop_row": starts + self.length}
 
     def read(self, span: Span, out: Block | None = None) -> Block:
         """Return consecutive items."""
@@ -88,15 +86,18 @@ class Windowed(Selectable, Wrapper):
         block = allocate_block(self.fields, len(items)) if out is None else check_out(out, self.fields, len(items))
         if not len(items):
             return block
-        stretches, begins = self._find_stretches(items)
-        if len(stretches) == 1:
-            rows = self._source.read(Span(*stretches[0].tolist()))
-        else:
-            rows = self._source.take(_list_rows(stretches))
+        rows, begins = self.read_rows(items)
         for name, array in block.items():
             for row, begin in enumerate(begins.tolist()):
-                array[row] = rows[name][begin : begin + self._length]
+                array[row] = rows[name][begin : begin + self.length]
         return block
+
+    def read_rows(self, items: _Int64s) -> tuple[Block, _Int64s]:
+        """Return the rows of items, each row once, and where each item begins in them: windows without a copy."""
+        stretches, begins = self._find_stretches(items)
+        if len(stretches) == 1:
+            return self._source.read(Span(*stretches[0].tolist())), begins
+        return self._source.take(_list_rows(stretches)), begins
 
     def prepare(self, items: _Int64s) -> int | None:
         """Start reading items, as far as the source does; return the bytes that were not in memory."""
@@ -111,16 +112,16 @@ class Windowed(Selectable, Wrapper):
 
     def with_fields(self, fields: Sequence[str]) -> "Windowed":
         """Return a source of the same items with these fields alone."""
-        return Windowed(select_fields(self._source, fields), self._length, self._stride)
+        return Windowed(select_fields(self._source, fields), self.length, self._stride)
 
     def _find_stretches(self, items: _Int64s) -> tuple[_Int64s, _Int64s]:
         """Return stretches of rows that hold items, and where each item begins if they are laid end to end."""
         starts = items * self._stride
         order = np.argsort(starts, kind="stable")
         rising = starts[order]
-        is_first = np.append(True, rising[1:] > rising[:-1] + self._length)
+        is_first = np.append(True, rising[1:] > rising[:-1] + self.length)
         firsts = rising[is_first]
-        stops = rising[np.append(np.flatnonzero(is_first)[1:], len(rising)) - 1] + self._length
+        stops = rising[np.append(np.flatnonzero(is_first)[1:], len(rising)) - 1] + self.length
         before = np.cumsum(np.append(0, stops - firsts))[:-1]
         number = np.cumsum(is_first) - 1
         begins = np.empty_like(items)

@@ -1,6 +1,6 @@
 """Items of a source as an input: of shards at a path or a URL, or of any source, perhaps changed by a transform."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -145,7 +145,14 @@ class SourceRecording:
     def samples(self, numbers: _Int64s) -> Iterator[Sample]:
         """Yield items in the order of `numbers`."""
         at_once, told = _items_at_once(self._source)
-        for some, block in _read_blocks(self._source, np.asarray(numbers, np.int64), at_once, told):
+        numbers = np.asarray(numbers, np.int64)
+        if self._transform is None and isinstance(self._source, Windowed):  # a copy each: they may overlap
+            length, checked = self._source.length, check_items(numbers, self._source)
+            for some, (rows, begins) in _read_blocks(self._source, checked, at_once, told, self._source.read_rows):
+                for begin, about in zip(begins.tolist(), self._locate(some), strict=True):
+                    yield {name: rows[name][begin : begin + length].copy() for name in self._names}, about
+            return
+        for some, block in _read_blocks(self._source, numbers, at_once, told):
             has_own = METADATA in block
             abouts = map(_own_metadata, block[METADATA], some.tolist()) if has_own else self._locate(some)
             for row, about in enumerate(abouts):
@@ -203,13 +210,16 @@ def _items_at_once(source: Source) -> tuple[int, int]:
 
 
 def _read_blocks(
-    source: Source, numbers: _Int64s, at_once: int, told: int
-) -> Iterator[tuple[_Int64s, Mapping[str, Any]]]:
+    source: Source, numbers: _Int64s, at_once: int, told: int, read: Callable[[_Int64s], Any] | None = None
+) -> Iterator[tuple[_Int64s, Any]]:
     """Yield items, some at once, each with what was read; the source is told which items come next."""
     ahead = ItemsAhead(source, np.asarray(numbers, np.int64), told)
     for start in range(0, len(numbers), at_once):
         ahead.follow(start)
         some = numbers[start : start + at_once]
+        if read is not None:
+            yield some, read(some)
+            continue
         first, last = int(some[0]), int(some[-1])
         is_span = 0 <= first == last - len(some) + 1 and bool((some[1:] > some[:-1]).all())
         yield some, source.read(Span(first, last + 1)) if is_span else source.take(some)
