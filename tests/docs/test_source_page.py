@@ -1,4 +1,4 @@
-"""The source that docs/how-to/write-a-source.md builds does what every source does."""
+"""The source that docs/how-to/your-own-data.md builds does what every source does."""
 
 import re
 import sys
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from penstock_source_suite import Case, SourceSuite
 
-_PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "write-a-source.md"
+_PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "your-own-data.md"
 _SIZES = (7, 12, 4)
 
 
@@ -27,10 +27,11 @@ def _written(folder: Path, offset: int) -> str:
 class TestTheSourceOfThePage(SourceSuite):
     @pytest.fixture
     def case(self, tmp_path, monkeypatch):
-        first_block = re.search(r"^```python\n(.*?)^```$", _PAGE.read_text(), re.M | re.S)[1]
+        blocks = re.findall(r"^```python\n(.*?)^```$", _PAGE.read_text(), re.M | re.S)
+        (block,) = [block for block in blocks if "\nclass Folder:" in block]
         module = types.ModuleType("write_a_source_page")
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        exec(first_block, module.__dict__)
+        exec(block, module.__dict__)
         here, there = _written(tmp_path / "here", 0), _written(tmp_path / "there", 5)
         whole = np.concatenate(_values(0))
         return Case(
