@@ -27,8 +27,7 @@ def _written(folder: Path, offset: int) -> str:
 class TestTheSourceOfThePage(SourceSuite):
     @pytest.fixture
     def case(self, tmp_path, monkeypatch):
-        blocks = re.findall(r"^```python\n(.*?)^```$", _PAGE.read_text(), re.M | re.S)
-        (block,) = [block for block in blocks if "\nclass Folder:" in block]
+        (block,) = re.findall(r"^```python\n([^`]*^class Folder:.*?)^```$", _PAGE.read_text(), re.M | re.S)
         module = types.ModuleType("write_a_source_page")
         monkeypatch.setitem(sys.modules, module.__name__, module)
         exec(block, module.__dict__)
