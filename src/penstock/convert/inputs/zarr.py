@@ -309,7 +309,7 @@ def _note_missing_chunks(name: str, array: Any, stored: Any) -> list[str]:
     else:
         try:
             missing, total, what = array.nchunks - array.nchunks_initialized, array.nchunks, "chunk"
-        except ReadError:  # a web server lists nothing
+        except (ReadError, PermissionError):  # at a URL, zarr-python does not list them
             return [f"Whether all chunks of the array {name!r} are stored is not known; {fill}."]
     are = "is" if missing == 1 else "are"
     return [f"{missing} of {count(total, what)} of the array {name!r} {are} not stored; {fill}."] if missing > 0 else []
