@@ -285,7 +285,7 @@ def _dataset_faults(facts: dict[str, Any] | None) -> list[Finding]:
 
 def _quarantine_faults(quarantine: dict[str, Any], check: str) -> list[Finding]:
     advice, level = "A healthy one was delivered in its place. Copy its shard again, then remove the list.", "warning"
-    texts = [f"Item {e['item']:,} of {e['shard']} is in quarantine: {e['reason']}" for e in quarantine["entries"]]
+    texts = [f"Item {e['item']:,} of {e['shard']} is in quarantine: {e['reason']}." for e in quarantine["entries"]]
     left = quarantine["count"] - len(texts)
     texts += [f"{left:,} more items are in quarantine: see {quarantine['path']}."] if left > 0 else []
     if quarantine.get("unreadable"):
