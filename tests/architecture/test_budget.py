@@ -25,7 +25,7 @@ BUDGET = {
     "the C part": 1180,
     "tests": 78403,
     "bench/campaign": 6526,
-    "pages of docs/how-to": 24,
+    "pages of docs/how-to": 20,
 }
 _SLACK = 40
 """Lines that a number may be above the room, so that not every small mend changes it."""

@@ -96,7 +96,7 @@ def make(folder: Path, what: str) -> None:
             (there / name).touch()
 
 
-FIVE_LINES = "write a function of five lines (docs/how-to/other-formats.md)."
+FIVE_LINES = "write a function of five lines (docs/how-to/convert-recordings.md)."
 MAKE_ONE = "Make one: penstock convert"
 
 

@@ -74,7 +74,7 @@ def test_names_of_metadata_are_no_options_and_those_without_a_value_are_not_list
         ("notes", "got notes. Give it, such as --format npy."),
         (
             "notes.txt",
-            "write a function of five lines (docs/how-to/other-formats.md). With --format files, whole files",
+            "write a function of five lines (docs/how-to/convert-recordings.md). With --format files, whole files",
         ),
         ("empty", "or give the format, such as --format zarr."),
         ("tone.wav --window-seconds 0", "--window-seconds must be"),

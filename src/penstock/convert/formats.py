@@ -215,7 +215,7 @@ def _detect_folder_kind(path: Path) -> str:
     raise SourceError(
         f"An input folder must be a zarr store or contain shards, audio files or images, got {path}. Name its files, "
         "such as DIR/*.nwb, or give the format, such as format='zarr'. With format='files', whole files are items. For "
-        "any other, write a function of five lines (docs/how-to/other-formats.md)."
+        "any other, write a function of five lines (docs/how-to/convert-recordings.md)."
     )
 
 

@@ -5,7 +5,7 @@ from difflib import get_close_matches
 
 __all__ = ["about_unread", "cause", "count", "did_you_mean", "list_some", "name_once"]
 
-_OTHER_FORMATS = "docs/how-to/other-formats.md"
+_OTHER_FORMATS = "docs/how-to/convert-recordings.md"
 _SIBILANTS = ("s", "x", "tch", "sh")  # and not "ch": epochs
 
 
@@ -80,7 +80,7 @@ def about_unread(path: object) -> str:
     Examples
     --------
     >>> about_unread("a.edf")
-    'Penstock does not read .edf files, got a.edf: write a function of five lines (docs/how-to/other-formats.md).'
+    'Penstock does not read .edf files, got a.edf: write a function of five lines (docs/how-to/convert-recordings.md).'
     """
     stem, _, suffix = str(path).rpartition("/")[2].rpartition(".")
     if suffix in ("gz", "bz2", "xz", "zip") and "." in stem:
