@@ -15,8 +15,8 @@ STUBS = sorted(SRC.rglob("*.pyi"))
 
 def find_python(name: str) -> Path | None:
     """Return the interpreter of the environment that `make .venv-NAME/.ready` sets up, if it is there."""
-    path = ROOT / f".venv-{name}" / "bin" / "python"
-    return path if path.exists() else None
+    folder = ROOT / f".venv-{name}"
+    return folder / "bin" / "python" if (folder / ".ready").exists() else None
 
 
 @cache
