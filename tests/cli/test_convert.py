@@ -76,7 +76,7 @@ def test_one_bad_file_fails_the_run_by_default_and_is_named_with_its_reason(rows
     assert not (rows / "out").exists()
     done = run("rows*.npy", "-o", "out", "--skip-bad")
     assert done.exit_code == 0
-    assert "Skipped: Could not convert rows1.npy: it is not" in done.output
+    assert "Skipped: Could not read rows1.npy: it is not" in done.output
     assert "2 of 3 inputs" in done.output
     assert values(rows / "out") == [100.0 * file + row for file in (0, 2) for row in range(20)]
 

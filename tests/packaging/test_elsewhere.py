@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 from penstock_test_processes import HANG_SECONDS
 
 HERE = Path(__file__).parent
@@ -45,18 +44,3 @@ def test_batches_trainings_and_files_are_the_same_without_what_only_linux_has(tm
     assert elsewhere == here
     for name in ("plain", "packed"):
         assert len({here[f"{name}, {run}"] for run in ("inline", "threads", "processes")}) == 1
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="takes names of Linux away")
-def test_locks_of_spans_are_left_out_where_open_files_have_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from penstock.files.spans import folder
-    from penstock.files.spans.span import StoredSpan
-
-    monkeypatch.delattr(folder.fcntl, "F_OFD_SETLK")
-    idle: list[int] = []
-    with folder.SpanLocks(str(tmp_path / "locks"), idle) as locks:
-        assert locks.take(StoredSpan(*[0] * len(StoredSpan._fields)))
-    assert len(idle) == 1
-    os.close(idle[0])
