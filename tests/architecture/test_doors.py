@@ -111,6 +111,14 @@ def test_importing_penstock_loads_nothing_but_what_opens_its_doors() -> None:
     assert done.stdout.split() == ["penstock", "penstock.core", "penstock.core.doors", "penstock.core.version"]
 
 
+@pytest.mark.canary("program")
+def test_reading_converting_and_writing_need_no_torch() -> None:
+    homes = "penstock.convert.convert, penstock.source.find_source, penstock.shard.writer, penstock.plan.plan"
+    code = f"import sys, {homes}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]
+
+
 def test_mypy_sees_every_name(tmp_path: Path) -> None:
     every = {**LISTED, **ALIASES}
     lines = ["import penstock", *(f"from penstock import {name} as {name}" for name in every)]

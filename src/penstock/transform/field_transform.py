@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from penstock.core.checks import check_number
 from penstock.core.errors import OptionError
+from penstock.transform.read_values import get_field
 
 __all__ = [
     "FieldTransform",
@@ -24,7 +25,6 @@ __all__ = [
     "check_range",
     "clip_values",
     "fill_value",
-    "get_field",
     "require_axis",
     "transform_field",
 ]
@@ -171,32 +171,6 @@ def check_fill(name: str, value: Any, *words: str) -> Fill:
     if isinstance(value, str) and value not in allowed:
         raise OptionError(f"{name} must be a number or one of {', '.join(map(repr, allowed))}, got {value!r}.")
     return value if isinstance(value, str) else check_number(name, value)
-
-
-def get_field(item: Any, field: str | int | None) -> Any:
-    """Return a field of an item; None: the item itself, or the first element of a tuple or list.
-
-    Examples
-    --------
-    >>> get_field(("x", "y"), None), get_field(("x", "y"), 1), get_field({"sound": "x"}, "sound")
-    ('x', 'y', 'x')
-    """
-    if isinstance(item, Mapping):
-        if field not in item:
-            raise OptionError(
-                f"field must be one of {', '.join(map(repr, item))}, the fields of the item, got {field!r}."
-            )
-        return item[field]
-    if isinstance(item, tuple | list):
-        place = 0 if field is None else field
-        if not isinstance(place, int) or not 0 <= place < len(item):
-            raise OptionError(
-                f"field must be an index >= 0 and < {len(item)}, length of the {type(item).__name__}, got {place!r}."
-            )
-        return item[place]
-    if field is not None:
-        raise OptionError(f"field must be None for an item that is a single {type(item).__name__}, got {field!r}.")
-    return item
 
 
 def replace_field(item: Any, field: str | int | None, value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Read items of a source or dataset in blocks of bounded memory."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -12,9 +12,8 @@ from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, ReadError
 from penstock.core.types import UNNAMED, Span
 from penstock.files.read_ahead import exceeds_cache
-from penstock.transform.field_transform import get_field
 
-__all__ = ["ItemsAhead", "check_items", "get_item", "read_blocks"]
+__all__ = ["ItemsAhead", "check_items", "get_field", "get_item", "read_blocks"]
 
 _Int64s = NDArray[np.int64]
 
@@ -150,3 +149,29 @@ def _stack_items(values: Iterable[NDArray[Any]], room: int) -> Iterator[NDArray[
         held_bytes += value.nbytes
     if held:
         yield np.stack(held)
+
+
+def get_field(item: Any, field: str | int | None) -> Any:
+    """Return a field of an item; None: the item itself, or the first element of a tuple or list.
+
+    Examples
+    --------
+    >>> get_field(("x", "y"), None), get_field(("x", "y"), 1), get_field({"sound": "x"}, "sound")
+    ('x', 'y', 'x')
+    """
+    if isinstance(item, Mapping):
+        if field not in item:
+            raise OptionError(
+                f"field must be one of {', '.join(map(repr, item))}, the fields of the item, got {field!r}."
+            )
+        return item[field]
+    if isinstance(item, tuple | list):
+        place = 0 if field is None else field
+        if not isinstance(place, int) or not 0 <= place < len(item):
+            raise OptionError(
+                f"field must be an index >= 0 and < {len(item)}, length of the {type(item).__name__}, got {place!r}."
+            )
+        return item[place]
+    if field is not None:
+        raise OptionError(f"field must be None for an item that is a single {type(item).__name__}, got {field!r}.")
+    return item
