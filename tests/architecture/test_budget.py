@@ -16,7 +16,7 @@ BUDGET = {
     "feed": 2279,
     "files": 4320,
     "observe": 6885,
-    "plan": 4171,
+    "plan": 4172,
     "recipes": 9618,
     "run": 3097,
     "shard": 7711,

@@ -191,8 +191,8 @@ class Epoch:
         """Yield the items of `batches`, concatenated, many batches at a time; without padding."""
         for numbers in self._group(batches):
             starts, stops, _ = self.borders(numbers[numbers < self.n_batches])
-            passes, places = self._locate(join_ranges(starts, stops - starts))
-            yield self._find_items(passes, places)[0]
+            span, passes, places = self._locate(join_ranges(starts, stops - starts))
+            yield self._find_items(span, passes, places)[0]
 
     def _group(self, batches: range) -> Iterator[_Int64s]:
         """Yield the numbers of batches that are computed at a time, more of them each time."""
@@ -226,13 +226,13 @@ class Epoch:
         self, batches: _Int64s, positions: _Int64s, counts: _Int64s, valid: NDArray[np.bool_] | None = None
     ) -> Iterator[Draw]:
         """Yield the draw of each batch: the next `counts` positions; `valid` is False where they pad it."""
-        passes, places = self._locate(positions)
-        items, visits, rows = self._find_items(passes, places)
-        windows = self._window_numbers(passes, places)
-        lanes = None if windows is None else self._lane_numbers(passes, places)
-        elsewhere = passes != self.number
-        is_one_pass = not elsewhere.any()
-        ends = np.concatenate([[0], np.cumsum(counts)])
+        span, passes, places = self._locate(positions)
+        items, visits, rows = self._find_items(span, passes, places)
+        windows = self._window_numbers(span, passes, places)
+        lanes = None if windows is None else self._lane_numbers(span, passes, places)
+        elsewhere = None if span == range(self.number, self.number + 1) else passes != self.number
+        ends = np.zeros(len(counts) + 1, np.int64)
+        np.cumsum(counts, out=ends[1:])
         firsts = ends.tolist()
         if rows is not None:
             ends = np.searchsorted(rows.numbers, ends)
@@ -245,31 +245,31 @@ class Epoch:
                 draw.mask = valid[start:stop]
             if rows is not None:
                 draw.rows = _cut_rows(rows, slice(start, stop), firsts[number])
-            if not is_one_pass and elsewhere[start:stop].any():
+            if elsewhere is not None and elsewhere[start:stop].any():
                 draw.epochs = passes[start:stop]
             if windows is not None and lanes is not None:
                 draw.parts = self._parts(draw.epochs, windows[start:stop], lanes[start:stop], draw.items)
             yield draw
 
-    def _locate(self, positions: _Int64s) -> tuple[_Int64s, _Int64s]:
-        """Return the pass of each position, and its place in that pass."""
+    def _locate(self, positions: _Int64s) -> tuple[range, _Int64s, _Int64s]:
+        """Return the passes that positions lie in, the pass of each of them, and its place in that pass."""
         length = max(self.passes.length, 1)
         if not positions.size:
-            return positions, positions
+            return range(self.number, self.number + 1), positions, positions
         first, last = int(positions.min()) // length, int(positions.max()) // length
         if first != last:
             passes, places = np.divmod(positions, length)
-            return passes, places
-        return np.full(positions.shape, first), positions - first * length  # a division takes ten times as long
+            return range(first, last + 1), passes, places
+        # A division takes ten times as long.
+        return range(first, first + 1), np.full(positions.shape, first), positions - first * length
 
-    def _find_items(self, passes: _Int64s, places: _Int64s) -> tuple[_Int64s, _Int64s | None, Rows | None]:
-        first, last = (int(passes.min()), int(passes.max())) if passes.size else (self.number, self.number)
-        if first == last:
-            items, visits, rows = self.passes.find_items(first, places)
+    def _find_items(self, span: range, passes: _Int64s, places: _Int64s) -> tuple[_Int64s, _Int64s | None, Rows | None]:
+        if len(span) == 1:
+            items, visits, rows = self.passes.find_items(span[0], places)
             return self.passes.index.stored(items), visits, rows
         items, visits = np.empty(passes.shape, np.int64), np.zeros(passes.shape, np.int64)
         repeats = False
-        for number in range(first, last + 1):
+        for number in span:
             chosen = passes == number
             found, of_pass, _ = self.passes.find_items(number, places[chosen])
             items[chosen] = self.passes.index.stored(found)
@@ -277,25 +277,24 @@ class Epoch:
                 visits[chosen], repeats = of_pass, True
         return items, visits if repeats else None, None
 
-    def _window_numbers(self, passes: _Int64s, places: _Int64s) -> _Int64s | None:
+    def _window_numbers(self, span: range, passes: _Int64s, places: _Int64s) -> _Int64s | None:
         """Return the window number of each position; None if the order has no windows."""
-        if passes.size == 0 or self.passes.arrangement(int(passes.flat[0])).windows is None:
+        if passes.size == 0 or self.passes.arrangement(span[0]).windows is None:
             return None
         numbers = np.empty_like(places)
-        first, last = int(passes.min()), int(passes.max())
-        for number in range(first, last + 1):
+        for number in span:
             windows = self.passes.arrangement(number).windows
             assert windows is not None, "an order has windows in every pass or in none"
-            chosen = passes == number if first != last else np.ones(passes.shape, np.bool_)
+            chosen = slice(None) if len(span) == 1 else passes == number
             numbers[chosen] = windows.numbers(places[chosen])
         return numbers
 
-    def _lane_numbers(self, passes: _Int64s, places: _Int64s) -> _Int64s:
+    def _lane_numbers(self, span: range, passes: _Int64s, places: _Int64s) -> _Int64s:
         """Return the run of slots that each position is in; 0 if there is one lane."""
         numbers = np.zeros_like(places)
         if self._lane_starts is None or not passes.size:
             return numbers
-        for number in range(int(passes.min()), int(passes.max()) + 1):
+        for number in span:
             chosen = passes == number
             numbers[chosen] = np.searchsorted(self._lane_starts(number)[1:], places[chosen], side="right")
         return numbers
@@ -452,6 +451,8 @@ def join_ranges(starts: _Int64s, sizes: _Int64s) -> _Int64s:
     >>> join_ranges(np.array([5, 0]), np.array([2, 3])).tolist()
     [5, 6, 0, 1, 2]
     """
+    if len(sizes) == 1:
+        return np.arange(starts[0], starts[0] + sizes[0])
     if len(sizes) and (sizes == sizes[0]).all():
         joined: _Int64s = (starts[:, None] + np.arange(int(sizes[0]))).reshape(-1)
         return joined
