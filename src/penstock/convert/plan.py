@@ -6,7 +6,6 @@ import pickle
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,6 +17,7 @@ from penstock.convert.fingerprint import Stamp, digest_input, stamp_input
 from penstock.convert.inputs.protocol import Input, Recording, ids_of, metadata_of
 from penstock.convert.shard_task import Label, Task
 from penstock.convert.splits import ItemSpan, Split, cut_by_time
+from penstock.core.cached import cached_property
 from penstock.core.errors import MissingDependency, PenstockError
 from penstock.core.text import name_once
 from penstock.files.stores.options import StoreOptions

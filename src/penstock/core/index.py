@@ -8,12 +8,12 @@ items take as much memory as 10⁵ whole shards.
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from penstock.core.cached import cached_property
 from penstock.core.checks import check_integer
 from penstock.core.chunks import ChunkSizes, EqualChunks, cut_parts, join_chunks, list_chunks
 from penstock.core.errors import SourceError

@@ -1,13 +1,13 @@
 """The length of every item, and the items sorted by it: four bytes an item each, in memory or mapped from disk."""
 
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import ArrayLike, NDArray
 
+from penstock.core.cached import cached_property
 from penstock.core.errors import SourceError
 from penstock.core.index import Index
 

@@ -2,10 +2,10 @@
 
 import logging
 from collections.abc import Mapping
-from functools import cached_property
 from math import gcd
 from typing import Any
 
+from penstock.core.cached import cached_property
 from penstock.core.checks import check_integer
 from penstock.core.errors import LoaderError, OptionError
 from penstock.plan.cursor import Cursor

@@ -3,12 +3,12 @@
 import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from penstock.core.cached import cached_property
 from penstock.core.checks import check_integer
 from penstock.core.errors import PlanError
 from penstock.core.index import Index

@@ -5,11 +5,11 @@
 
 import hashlib
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.core.cached import cached_property
 from penstock.core.checks import check_integer
 from penstock.core.errors import PlanError
 from penstock.core.index import Index

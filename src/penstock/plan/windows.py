@@ -5,12 +5,12 @@ them, the start of a window and the window of a position are arithmetic.
 """
 
 from collections.abc import Iterator
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.core.cached import cached_property
 from penstock.core.index import Index
 from penstock.core.seeds import subkeys
 from penstock.core.types import Windows

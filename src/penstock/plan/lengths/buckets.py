@@ -7,12 +7,12 @@ may end with a batch that is not full, and how many batches there are does not d
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.core.cached import cached_property
 from penstock.core.lengths import Lengths
 from penstock.core.seeds import key_for, subkeys
 from penstock.plan.permute import permute

@@ -7,12 +7,13 @@ source comes at a position, and how often it has come, is `schedule.py`; the res
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.core.cached import cached_property
 from penstock.core.checks import check_integer
 from penstock.core.errors import PlanError
 from penstock.core.index import Index

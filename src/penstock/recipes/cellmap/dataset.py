@@ -5,7 +5,6 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Subset
 
+from penstock.core.cached import cached_property
 from penstock.core.checks import check_integer, check_keys, option_names
 from penstock.core.errors import OptionError, SourceError
 from penstock.feed.device import resolve_device

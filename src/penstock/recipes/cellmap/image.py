@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Literal, Unpack
 
 import numpy as np
 import torch
 
+from penstock.core.cached import cached_property
 from penstock.core.checks import check_keys, option_names
 from penstock.core.errors import OptionError
 from penstock.core.seeds import generator_for

@@ -3,13 +3,13 @@
 import csv
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Subset
 
+from penstock.core.cached import cached_property
 from penstock.core.checks import check_choice
 from penstock.core.errors import OptionError, PenstockError
 from penstock.core.text import cause

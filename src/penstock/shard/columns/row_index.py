@@ -9,13 +9,13 @@ import json
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from penstock.core.cached import cached_property
 from penstock.core.errors import DamageError
 from penstock.shard.names import automatic_key
 from penstock.shard.parse_values import parse_dtype, parse_int, parse_shape, parse_text

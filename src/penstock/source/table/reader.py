@@ -3,13 +3,13 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.cache import SharedCache
+from penstock.core.cached import cached_property
 from penstock.core.errors import DamageError, ReadError
 from penstock.core.types import Block
 from penstock.source.native import StoredItems, copy_items

@@ -9,13 +9,13 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.cache import SharedCache
+from penstock.core.cached import cached_property
 from penstock.core.errors import DamageError, PenstockError, ReadError
 from penstock.files.machine import this_machine
 from penstock.files.regular import SETTLED_NS

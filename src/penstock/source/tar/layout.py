@@ -5,11 +5,11 @@ Adjacent members of fixed size form an extent, which one copy takes from the fil
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.core.cached import cached_property
 from penstock.core.types import Field
 from penstock.shard.side_index import Column
 from penstock.shard.tar import padded_size

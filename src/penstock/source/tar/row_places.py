@@ -1,12 +1,12 @@
 """What is kept of the side index of an open shard in the layout "columns"."""
 
 from collections.abc import Collection
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.core.cached import cached_property
 from penstock.shard.columns.row_index import KEY_COLUMN, METADATA_SUFFIX, Kind, RowColumn, RowIndex, metadata_name
 from penstock.shard.side_index import MISSING
 

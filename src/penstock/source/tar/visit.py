@@ -1,12 +1,12 @@
 """What a request is made of: open shards, the items of a visit, and members of theirs that were found."""
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.core.cached import cached_property
 from penstock.source.native import find_changed_shards
 from penstock.source.tar.layout import Extent
 from penstock.source.tar.open_shards import IndexPlaces, OpenShard

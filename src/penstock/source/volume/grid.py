@@ -11,11 +11,11 @@ Pure: numbers in, numbers out. Along each axis, independently of the others:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.core.cached import cached_property
 from penstock.core.errors import SourceError
 
 __all__ = ["CentreGrid", "Taps", "centre_borders", "centres_between", "compute_taps"]

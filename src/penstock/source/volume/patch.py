@@ -8,12 +8,13 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.core.cached import cached_property
 from penstock.core.errors import DamageError, ReadError
 from penstock.source.checks import allocate
 from penstock.source.ranges import Ranges

@@ -9,12 +9,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.core.cached import cached_property
 from penstock.core.errors import DamageError, OptionError, ReadError, SourceError
 from penstock.core.limits import expansion_reason, max_item_bytes
 from penstock.core.text import cause

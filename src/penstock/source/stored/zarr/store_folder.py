@@ -9,7 +9,6 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,6 +16,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.core.cached import cached_property
 from penstock.files.positioned import read_into
 from penstock.files.regular import open_descriptor, read_regular
 from penstock.files.spans.remote_folder import RemoteFolder

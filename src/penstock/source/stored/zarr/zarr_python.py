@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.core.cached import cached_property
 from penstock.core.errors import DamageError, MissingDependency, PenstockError, ReadError, SourceError
 from penstock.core.limits import expansion_reason, max_item_bytes
 from penstock.files.spans.remote_folder import RemoteFolder

@@ -6,12 +6,12 @@ counts: a shard that is not open, is damaged or was written to is for the engine
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.core.cached import cached_property
 from penstock.core.errors import DamageError, MissingDependency
 from penstock.core.metadata.records import Records
 from penstock.core.metadata.table import Column, Computed, Constant, Origins, Payloads, RecordTable
